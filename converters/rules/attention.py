@@ -36,7 +36,7 @@ _INPUTS = 4  # queries, keys, values and a mask
 
 
 def _usual(node: ir.Node) -> bool:
-    """Whether it is attention in float32 without a past, under no mask but one of bools and causality, with known ranks.
+    """Whether it is attention of known ranks in float32 without a past, masked by bools and causality alone.
 
     A mask of floats may hold the lowest of them, see `attention_body`; since opset 24 one that is too short hides keys.
     """
@@ -53,16 +53,16 @@ def _usual(node: ir.Node) -> bool:
     if mask is None:
         return True
     assert key is not None
-    shape, keys = dims(mask), (dims(key) or ())[-2]
-    long_enough = shape is not None and 2 <= len(shape) <= 4 and shape[-1] == keys and keys not in (None, 1)  # noqa: PLR2004
+    shape, keys = dims(mask), (dims(key) or (None, None))[-2]
+    long_enough = shape is not None and 2 <= len(shape) <= 4 and shape[-1] == keys and keys not in (None, 1)
     return mask.dtype == ir.DataType.BOOL and long_enough
 
 
 @gradient("Attention", versions=(23, 24), serves=_usual)
 def attention(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = softmax(scale·q·kᵀ + mask)·v  =>  AttentionBackward, for which AttentionForwardTraining gives out its sums."""
+    """y = softmax(scale·q·kᵀ + mask)·v  =>  AttentionBackward, with the sums of AttentionForwardTraining."""
     heads = node.int("q_num_heads", 0), *[node.int("kv_num_heads", 0)] * 2
-    flat = [len(dims(node.input(n)) or ()) == 3 for n in range(3)]  # noqa: PLR2004 - (batch, length, heads · size)
+    flat = [len(dims(node.input(n)) or ()) == 3 for n in range(3)]
     given = [_by_heads(op, node.input(n), count) if flat[n] else node.input(n) for n, count in enumerate(heads)]
     bias = None
     if node.has(3):
@@ -70,7 +70,11 @@ def attention(op: Builder, node: Forward, dy: ir.Value) -> Grads:
         bias = op.Where(mask, op.scalar(0, given[0]), op.scalar(float("-inf"), given[0]))
         missing = 4 - len(dims(mask) or ())
         bias = op.Unsqueeze(bias, list(range(missing))) if missing else bias
-    attributes = {"is_causal": node.int("is_causal", 0), "scale": node.float("scale", 0.0), "diagonal_alignment": TOP_LEFT}
+    attributes = {
+        "is_causal": node.int("is_causal", 0),
+        "scale": node.float("scale", 0.0),
+        "diagonal_alignment": TOP_LEFT,
+    }
     forward = op.domain.emit("AttentionForwardTraining", [*given, bias], attributes, outputs=2)
     dy = _by_heads(op, dy, heads[0]) if flat[0] else dy
     grads = op.domain.emit("AttentionBackward", [dy, *given, *forward, bias], attributes, outputs=3)

@@ -176,12 +176,18 @@ def attention_forward_training(op: Builder, node: Forward, dys: Sequence[ir.Valu
     dy, g = (*dys, None)[:2]
     dy = op.zeros_like(y) if dy is None else dy
     if g is not None:
-        y, dy = (op.Concat(x, op.Unsqueeze(more, [3]), axis=3) for x, more in ((y, _less_one(op, y)), (dy, narrow(op, g, y))))
+        y, dy = (
+            op.Concat(x, op.Unsqueeze(more, [3]), axis=3) for x, more in ((y, _less_one(op, y)), (dy, narrow(op, g, y)))
+        )
         column = op.zeros(op.joined(op.lengths(value, 0, 3), op.ints([1])), value)
         value = op.Concat(value, column, axis=3)
     inputs = [dy, query, key, value, y, logarithm, *map(node.optional, (3, 4, 5, 6))]
     count = 5 if node.wants(5) else 4 if node.wants(3) else 3
-    grads: list[ir.Value | None] = [*op.domain.emit("AttentionBackward", inputs, node.written, outputs=count), None, None]
+    grads: list[ir.Value | None] = [
+        *op.domain.emit("AttentionBackward", inputs, node.written, outputs=count),
+        None,
+        None,
+    ]
     if count == 5 and not node.wants(3):
         assert grads[3] is not None
         grads[3].name = ""  # the kernel computes what has a name

@@ -25,7 +25,9 @@ class Scores:
         zeros = [zero for name in AXES if (x := given.get(name)) is not None for zero in self._agree(name, x)]
         heads, shared, keys = (self.lengths[letter] for letter in "HGT")
         zeros.append((heads % shared.at_least(1)).equal(0).require("query: expected a multiple of the heads of key"))
-        zeros += [(n >= 1).require(f"key: expected one {what} or more") for n, what in ((shared, "head"), (keys, "key"))]
+        zeros += [
+            (n >= 1).require(f"key: expected one {what} or more") for n, what in ((shared, "head"), (keys, "key"))
+        ]
         bias = given.get("bias")
         if bias is not None:
             whole, own = self.of("BHST"), self._shape("bias", bias, 4)
@@ -34,7 +36,8 @@ class Scores:
         self.zero: Vector = reduce(add, zeros)
         self.group: Vector = heads // shared.at_least(1)
         query, key, sinks = (given.get(name) for name in ("query", "key", "sinks"))
-        assert query and key
+        assert query is not None
+        assert key is not None
         size, cap = self.lengths["D"], attrs["softcap"]
         if attrs["scale"] or size.value is not None:
             self.scale = b.float_scalar(scale_of(attrs, size.value or 1))

@@ -1,6 +1,7 @@
 """Attention as both of its operators see it: which lengths agree, and scores and probabilities in float64.
 
-Letters of shapes: batch B, heads H of the queries and G of the keys, S queries, T keys, sizes D of a key and E of a value.
+Letters of shapes: batch B, heads H of the queries and G of the keys, S queries, T keys, sizes D of a key and E of a
+value.
 """
 
 import math
@@ -22,12 +23,11 @@ MEANINGS = {
 }  # fmt: skip
 TOP_LEFT, BOTTOM_RIGHT = "TOP_LEFT", "BOTTOM_RIGHT"
 MASKS = """
-s_ij = scale·q_i·k_j, then softcap·tanh(s_ij / softcap) where softcap > 0, then s_ij + bias_ij; -inf where the query i may
-not see the key j. It sees j < n, and of these -left <= j - (i + o) <= right: n = lengths[b], T without lengths; o = n - S
-where diagonal_alignment is BOTTOM_RIGHT (the last query stands at the last key), 0 where it is TOP_LEFT, but offsets[b]
-where offsets are given; left and right
-are window_left and window_right, -1 meaning no bound, and is_causal = 1 means right = 0. Head h of the queries reads head
-h // (H / G) of the keys and values.
+s_ij = scale·q_i·k_j, then softcap·tanh(s_ij / softcap) where softcap > 0, then s_ij + bias_ij; -inf where the query i
+may not see the key j. It sees j < n, and of these -left <= j - (i + o) <= right: n = lengths[b], T without lengths; o =
+n - S where diagonal_alignment is BOTTOM_RIGHT (the last query stands at the last key), 0 where it is TOP_LEFT, but
+offsets[b] where offsets are given; left and right are window_left and window_right, -1 meaning no bound, and is_causal
+= 1 means right = 0. Head h of the queries reads head h // (H / G) of the keys and values.
 """
 ATTRIBUTES = (
     Attribute("scale", "float", "What products of queries and keys are multiplied by; 0: 1/√D.", default=0.0),

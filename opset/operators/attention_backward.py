@@ -19,8 +19,8 @@ t_ij = 1 - tanh²(scale·q_i·k_j / softcap), 1 without softcap. y = out and L =
 AttentionForwardTraining, whose attributes and other inputs are here the same; dy = diff_out.
 
 Shapes: those of AttentionForwardTraining, diff_out as out -> each gradient as its input. diff_bias is summed over
-the axes along which bias has length 1, diff_key and diff_value over the heads that read them. Without bias, diff_bias has
-the shape (0), without sinks diff_sinks.
+the axes along which bias has length 1, diff_key and diff_value over the heads that read them. Without bias, diff_bias
+has the shape (0), without sinks diff_sinks.
 
 Edge cases: a query whose L is -inf has no gradient and gives none. Sums are taken in float32 or better.
 
@@ -28,7 +28,18 @@ Errors: those of AttentionForwardTraining; lengths of dy, y or L that contradict
 """
 
 AGAINST = "bgst,bgse->bgte"  # onnxruntime fuses Transpose and MatMul for some element types alone, with other bits
-INPUTS = ("diff_out", "query", "key", "value", "out", "log_sum_exp", "bias", "lengths", "sinks", "offsets")
+INPUTS: tuple[str, ...] = (
+    "diff_out",
+    "query",
+    "key",
+    "value",
+    "out",
+    "log_sum_exp",
+    "bias",
+    "lengths",
+    "sinks",
+    "offsets",
+)
 
 
 def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None]:

@@ -15,17 +15,18 @@ y_i = Σ_j p_ij·v_j,  p_ij = e^(s_ij - L_i),  L_i = log(Σ_j e^s_ij + e^sink)
 {attention.MASKS}
 y = out, L = log_sum_exp, sink = sinks[h]; without sinks its term is 0. AttentionBackward computes p again from L.
 
-Shapes: query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), bias (B, H, S, T) with each length that or 1, lengths and
-offsets (B), sinks (H) -> out (B, H, S, E), log_sum_exp (B, H, S). H is a multiple of G.
+Shapes: query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), bias (B, H, S, T) with each length that or 1, lengths
+and offsets (B), sinks (H) -> out (B, H, S, E), log_sum_exp (B, H, S). H is a multiple of G.
 
 Edge cases: a query that sees no key, or none but with a bias of -inf, puts out 0; its L is -inf, or the sink. Lengths
-below 0 and above T count as these. No queries, batches or heads give empty outputs. Sums are taken in float32 or better.
+below 0 and above T count as these. No queries, batches or heads give empty outputs. Sums are taken in float32 or
+better.
 
-Errors: lengths that contradict each other; heads that are no multiple; no keys; a scale or softcap that is not finite, a
-softcap below 0; window sizes below -1.
+Errors: lengths that contradict each other; heads that are no multiple; no keys; a scale or softcap that is not finite,
+a softcap below 0; window sizes below -1.
 """
 
-INPUTS = ("query", "key", "value", "bias", "lengths", "sinks", "offsets")
+INPUTS: tuple[str, ...] = ("query", "key", "value", "bias", "lengths", "sinks", "offsets")
 
 
 def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None]:
@@ -85,8 +86,8 @@ def body(
 OP = Op(
     name="AttentionForwardTraining",
     doc=DOC,
-    source="PyTorch's _scaled_dot_product_flash_attention_for_cpu and cuDNN's SDPA forward of training (its Stats), with "
-    "the softcap, windows and sinks of onnxruntime's GroupQueryAttention",
+    source="PyTorch's _scaled_dot_product_flash_attention_for_cpu and cuDNN's SDPA forward of training (its Stats), "
+    "with the softcap, windows and sinks of onnxruntime's GroupQueryAttention",
     attributes=attention.ATTRIBUTES,
     inputs=(
         Input("query", "T1", "Queries, (B, H, S, D)."),

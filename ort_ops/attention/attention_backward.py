@@ -1,8 +1,9 @@
 """AttentionBackward, compiled: scores and probabilities of a block again, from the logarithms of their sums.
 
-An item is a part of the queries of the heads that share keys. Its blocks of queries meet the keys that they see; gradients
-of the queries stay in a cache for a block, those of keys and values are summed over the item, and over the parts in a
-stage behind it. The gradient of a bias, asked for rarely, computes scores once more, where its items share no sums.
+An item is a part of the queries of the heads that share keys. Its blocks of queries meet the keys that they see;
+gradients of the queries stay in a cache for a block, those of keys and values are summed over the item, and over the
+parts in a stage behind it. The gradient of a bias, asked for rarely, computes scores once more, where its items share
+no sums.
 """
 
 import numpy as np
@@ -169,7 +170,9 @@ def _queries(call, p, b, h, block, diff_key, diff_value, scratch):
         if some_seen > 0 and call.more[_KEY_OUT]:
             _add_rows(p, to_key, p.size_pitch, p.size, rows, panels, ds, scratch + own.query_rows, segments, scratch)
         if some_seen > 0 and call.more[_VALUE_OUT]:
-            _add_rows(p, to_value, p.width_pitch, p.width, rows, panels, scores, scratch + own.diff_rows, second, scratch)
+            _add_rows(
+                p, to_value, p.width_pitch, p.width, rows, panels, scores, scratch + own.diff_rows, second, scratch
+            )
     if call.output:
         for panel in range(panels):
             out, at = scratch + own.out + 4 * panel * (p.size + SPARE_ROWS) * COLUMNS, first + panel * COLUMNS
@@ -311,7 +314,10 @@ def _plan(request: Request) -> Plan:
     bias = request.inputs[_BIAS]
     owners, units = batch * shared, heads // shared * -(-queries // QUERIES)
     parts = max(1, min(units, -(-_ITEMS // max(owners, 1)))) if owners < _ITEMS else 1
-    sums = {"diff_key": FLOAT * (keys + SPARE_ROWS) * padded(size), "diff_value": FLOAT * (keys + SPARE_ROWS) * padded(width)}
+    sums = {
+        "diff_key": FLOAT * (keys + SPARE_ROWS) * padded(size),
+        "diff_value": FLOAT * (keys + SPARE_ROWS) * padded(width),
+    }
     own, per_thread = workspace(
         Offsets,
         **floats(numbers, bias),
@@ -334,7 +340,11 @@ def _plan(request: Request) -> Plan:
     stages = [(_DELTA, batch * heads), (_PART, owners * parts)]
     stages += [(_JOIN, owners)] if parts > 1 else []
     if bias is not None:
-        items = (bias[0] if bias[0] > 1 else 1) * (bias[1] if bias[1] > 1 else 1) * (parameters.blocks if bias[2] > 1 else 1)
+        items = (
+            (bias[0] if bias[0] > 1 else 1)
+            * (bias[1] if bias[1] > 1 else 1)
+            * (parameters.blocks if bias[2] > 1 else 1)
+        )
         stages.append((_BIAS_STAGE, items))
     if request.inputs[_SINKS] is not None:
         stages.append((_SINKS_STAGE, heads))

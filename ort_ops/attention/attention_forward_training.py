@@ -1,7 +1,7 @@
 """AttentionForwardTraining, compiled: a block of queries meets all keys that it sees, block by block (FlashAttention).
 
-The largest score so far and the sum of powers below it are kept for every query; when a larger one comes, what was summed
-is made smaller. Blocks that causality, windows and lengths hide are not visited.
+The largest score so far and the sum of powers below it are kept for every query; when a larger one comes, what was
+summed is made smaller. Blocks that causality, windows and lengths hide are not visited.
 """
 
 import numpy as np

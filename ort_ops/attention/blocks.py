@@ -1,8 +1,8 @@
 """Blocks of queries and keys: what a call is, which keys a block sees, copies in the order of products, scores.
 
-Products are those of `vector.gemm_tile`: scores (keys x queries) have the queries of a panel side by side, since rows of
-keys and values are then read as they lie, and maxima over keys need no sum across a register. Blocks of keys are copied, so
-that tiles may read a few rows more, and half types become float32.
+Products are those of `vector.gemm_tile`: scores (keys x queries) have the queries of a panel side by side, since rows
+of keys and values are then read as they lie, and maxima over keys need no sum across a register. Blocks of keys are
+copied, so that tiles may read a few rows more, and half types become float32.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnx_backprop.opset.maths.attention import BOTTOM_RIGHT, scale_of, window
-from onnx_backprop.ort_ops.compiler.decorators import apart, fast, inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, by_type, load_f32, load_i64, stack, store_f32, store_i64
-from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.attention.panels import bend
+from onnx_backprop.ort_ops.compiler.decorators import apart, fast, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, load_i64, stack, store_f32, store_i64
+from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.runtime.bridge import Request
 from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, VECTOR, multiply, one_segment, rows_apart
@@ -59,7 +59,7 @@ class Offsets(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Record):
-    """The numbers of a plan. at: the input that is the query; bias_at: that is the bias, before lengths, sinks and offsets."""
+    """The numbers of a plan. at: the input that is the query; bias_at: the bias, before lengths, sinks and offsets."""
 
     kind: int
     at: int
@@ -181,7 +181,7 @@ def turn(kind, target, source, first, pitch, rows, columns, wide):
 
 @apart
 def turn_back(kind, target, first, source, rows, columns, pitch, staged):
-    """target[first + c·rows + r] = float32 source[r, c], in rows of COLUMNS, for c < columns; pitch: rows, whole vectors."""
+    """target[first + c·rows + r] = float32 source[r, c], rows of COLUMNS, for c < columns; pitch: rows, padded."""
     for c in range(0, columns, VECTOR):
         for r in range(0, rows, VECTOR):
             place, few = staged + 4 * (c * pitch + r), min(VECTOR, rows - r)
@@ -222,7 +222,7 @@ def fill_tables(p, scratch):
 
 @apart
 def product(rows, c, a, a_row, a_step, b, steps, table, add):
-    """(rows x COLUMNS) c (+)= Σ a·b: row i of a starts `a_row` further on, and a step is `a_step`; b in rows of COLUMNS."""
+    """(rows x COLUMNS) c (+)= Σ a·b: rows of a lie `a_row` apart, and its steps `a_step`; b in rows of COLUMNS."""
     for i in range(0, rows, ROWS):
         left = (a + i * a_row, table, a_step)
         to = (c + 4 * COLUMNS * i, 4 * COLUMNS)
@@ -290,7 +290,7 @@ def _hide(p, ahead, rows, scores):
 
 @inner
 def score(call, p, query, count, at, rows, start, panel, scores, slopes, scratch):
-    """The scores of `count` queries and `rows` keys, whose copies and bias are there; slopes: where they go to, or 0."""
+    """The scores of `count` queries and `rows` keys, whose copies and bias are there; slopes: their place, or 0."""
     own = p.own
     table = table_of(p, scratch, BY_SIZE)
     part = scratch + own.query + 4 * panel * COLUMNS * p.size

@@ -1,7 +1,7 @@
 """What is done to a panel of scores while it is in a cache, as vector code: powers, their sums, their gradient.
 
-A panel has a row for every key and COLUMNS queries side by side, so that maxima and sums over keys are taken lane by lane.
-Written as LLVM IR for the exponential; the arguments of routines are addresses and numbers, int64.
+A panel has a row for every key and COLUMNS queries side by side, so that maxima and sums over keys are taken lane by
+lane. Written as LLVM IR for the exponential; the arguments of routines are addresses and numbers, int64.
 """
 
 import math
@@ -12,8 +12,21 @@ from llvmlite import ir
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
 from onnx_backprop.ort_ops.compiler.llvm import intrinsic, routine
 from onnx_backprop.ort_ops.compiler.values import FLOAT as FLOAT32
-from onnx_backprop.ort_ops.elementwise.program import _exp, _polynomial
-from onnx_backprop.ort_ops.vector.emit import BYTES, FLOAT, I32, I64, ITEM, LANES, VEC, ZERO, Block, Value, blocks, carry
+from onnx_backprop.ort_ops.elementwise.program import exp, polynomial
+from onnx_backprop.ort_ops.vector.emit import (
+    BYTES,
+    FLOAT,
+    I32,
+    I64,
+    ITEM,
+    LANES,
+    VEC,
+    ZERO,
+    Block,
+    Value,
+    blocks,
+    carry,
+)
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, VECTORS
 
 _ROW = ITEM * COLUMNS
@@ -38,7 +51,8 @@ def _rows(
     first: Sequence[Value],
     body: Callable[[Block, Value, Sequence[Value]], Sequence[Value]],
 ) -> tuple[Block, list[Value]]:
-    """Call `body(block, bytes before the row, values)` for each row, with the values that it answered for the one before.
+    """Call `body(block, bytes before the row, values)` for each row, with the values that it answered for the one
+    before.
 
     The block behind the loop and the values there; those of `first` where there are no rows.
     """
@@ -70,14 +84,14 @@ def _soften(function: ir.Function) -> None:
 
     def powers(b: Block, at: Value, sums: Sequence[Value]) -> Sequence[Value]:
         places = [_at(b, b.add(scores, at), j) for j in range(VECTORS)]
-        results = [_exp(b, b.fsub(b.vector(place), c)) for place, c in zip(places, centres, strict=True)]
+        results = [exp(b, b.fsub(b.vector(place), c)) for place, c in zip(places, centres, strict=True)]
         for place, result in zip(places, results, strict=True):
             b.put(result, place)
         return [b.fadd(x, y) for x, y in zip(sums, results, strict=True)]
 
     b, sums = _rows(function, middle, rows, [ZERO] * VECTORS, powers)
     for j in range(VECTORS):
-        shrunk = _exp(b, b.fsub(before[j], centres[j]))
+        shrunk = exp(b, b.fsub(before[j], centres[j]))
         b.put(shrunk, _at(b, factor, j))
         b.put(found[j], _at(b, most, j))
         place = _at(b, total, j)
@@ -87,7 +101,8 @@ def _soften(function: ir.Function) -> None:
 
 @routine(_soften)
 def soften(scores, rows, most, total, factor):
-    """Scores become e^(s - m), m the largest of them and of `most`, which becomes m; total = total·factor + Σ e^(s - m).
+    """Scores become e^(s - m), m the largest of them and of `most`, which becomes m; total = total·factor + Σ e^(s -
+    m).
 
     factor = e^(most - m) is what sums of before are to be multiplied by. m = 0 where every score is -inf, in powers.
     """
@@ -97,7 +112,7 @@ def soften(scores, rows, most, total, factor):
 def exponential(builder, x):
     """e^x of one number."""
     b = Block(builder.block)
-    result = b.extract_element(_exp(b, b.splat(x)), I32(0))
+    result = b.extract_element(exp(b, b.splat(x)), I32(0))
     builder.position_at_end(b.block)
     return result
 
@@ -134,7 +149,7 @@ def _logarithm(b: Block, x: Value) -> Value:
     exponent = b.select(small, b.sub(exponent, whole(1)), exponent)
     part = b.fsub(b.select(small, b.fadd(part, part), part), _all(1.0))
     n, square = b.sitofp(exponent, VEC), b.fmul(part, part)
-    rest = b.fmul(_polynomial(b, part, _LOG), b.fmul(part, square))
+    rest = b.fmul(polynomial(b, part, _LOG), b.fmul(part, square))
     rest = b.fma(square, _all(-0.5), b.fma(n, _all(-2.12194440e-4), rest))
     result = b.fma(n, _all(0.693359375), b.fadd(part, rest))
     return b.select(b.fcmp_unordered("uno", x, x), x, result)
@@ -170,7 +185,7 @@ def _bend(function: ir.Function) -> None:
             for j in range(VECTORS):
                 place = _at(b, b.add(scores, at), j)
                 x = b.vector(place)
-                power = _exp(b, b.fmul(b.absolute(x), twice))
+                power = exp(b, b.fmul(b.absolute(x), twice))
                 size = b.fdiv(b.fsub(_all(1.0), power), b.fadd(_all(1.0), power))
                 bent = b.select(b.fcmp_ordered("<", x, ZERO), b.fneg(size), size)
                 b.put(b.fmul(bent, bound), place)
@@ -197,7 +212,7 @@ def _differentiate(function: ir.Function) -> None:
     def body(b: Block, at: Value, _: Sequence[Value]) -> Sequence[Value]:
         for j in range(VECTORS):
             place, other = (_at(b, b.add(x, at), j) for x in (scores, products))
-            p = _exp(b, b.fsub(b.vector(place), levels[j]))
+            p = exp(b, b.fsub(b.vector(place), levels[j]))
             b.put(p, place)
             b.put(b.fmul(p, b.fsub(b.vector(other), deltas[j])), other)
         return []

@@ -2,10 +2,10 @@
 
     Y = softmax(scale · Q·Kᵀ + mask) · V   and its gradients by Q, Kᵀ and V
 
-The kernels of these compute scores in blocks: no matrix of probabilities is written, or kept for the backward pass. What
-is recognised is what gradient rules emit, node by node, so that nothing changes but who computes it. Left alone: ranks
-other than 4; probabilities that anything else reads, as Dropout does; a mask that has a gradient itself; masks that put
-any other number than -inf in the place of a score; heads of the keys that are spread behind the product.
+The kernels of these compute scores in blocks: no matrix of probabilities is written, or kept for the backward pass.
+What is recognised is what gradient rules emit, node by node, so that nothing changes but who computes it. Left alone:
+ranks other than 4; probabilities that anything else reads, as Dropout does; a mask that has a gradient itself; masks
+that put any other number than -inf in the place of a score; heads of the keys that are spread behind the product.
 """
 
 from __future__ import annotations
@@ -208,10 +208,11 @@ class _Graph:
         return False
 
     def _rounded(self, node: NodeProto) -> bool:
-        """Whether it is Reshape(x, Shape(x)), which is put where shapes are taken early; the shape is read here alone."""
+        """Whether it is Reshape(x, Shape(x)), put where shapes are taken early; the shape is read here alone."""
         shape = self.makers.get(node.input[1]) if is_standard(node, "Reshape") else None
-        alone = shape is not None and is_standard(shape, "Shape") and len(self.readers[shape.output[0]]) == 1
-        return alone and not shape.attribute and shape.input[0] == node.input[0]
+        if shape is None or not is_standard(shape, "Shape") or shape.attribute:
+            return False
+        return len(self.readers[shape.output[0]]) == 1 and shape.input[0] == node.input[0]
 
     def _value(self, name: str) -> float | None:
         """The one number that a constant holds."""

@@ -52,7 +52,8 @@ def backward_calls(draws: Draws) -> Call:
     """With the log_sum_exp of the forward; the output, in which all is linear, need not be its own."""
     forward = calls(draws)
     q, k, v, *rest = forward.inputs
-    assert q is not None and v is not None
+    assert q is not None
+    assert v is not None
     _, logarithm = BY_NAME[FORWARD].evaluate_all(forward.inputs, forward.attributes)
     shape = (*q.shape[:3], v.shape[3])
     dy, y = (values(shape, forward.seed + n) for n in (5, 6))
@@ -192,7 +193,11 @@ OPERATORS = [
         refused=_refused(BACKWARD, 1),
         examples=[e for e in examples() if e.op == BACKWARD],
         inferred=[
-            ({}, [None, None, ["N", 2, 5, 8], ["N", 2, 5, 4], None, None], [["N", None, None, 8], ["N", 2, 5, 8], ["N", 2, 5, 4], [0], [0]]),
+            (
+                {},
+                [None, None, ["N", 2, 5, 8], ["N", 2, 5, 4], None, None],
+                [["N", None, None, 8], ["N", 2, 5, 8], ["N", 2, 5, 4], [0], [0]],
+            )
         ],
         smooth=smooth,
     ),

@@ -146,7 +146,7 @@ def attend(
     query that sees no key gets 0 then.
     """
     seen = {"lengths": lengths, "offset": offset, "window": window, "clipped": clipped}
-    known = op.known.element(q) == TensorProto.FLOAT and (not bias or op.known.rank(bias) == 4)  # noqa: PLR2004
+    known = op.known.element(q) == TensorProto.FLOAT and (not bias or op.known.rank(bias) == 4)
     # a window whose place lengths decide is none that the operator has
     plain = window < 0 or (offset is not None and not (clipped and lengths))
     if known and plain and (lengths or softcap > 0 or sink):

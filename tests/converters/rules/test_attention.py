@@ -50,7 +50,7 @@ CASES = [
     attention(extra=", m", m=numbers(2, 1, 3, 5)),
     attention("is_causal = 1", extra=", m", m=numbers(1, 2, 3, 5)),
     attention(extra=", m", constants={"m": np.array([[1, 1, 0, 1, 0], [0, 1, 0, 0, 0], [1, 1, 1, 1, 1]], bool)}),
-    attention(extra=", m", constants={"m": np.arange(30).reshape(2, 3, 5) % 7 < 3}),  # noqa: PLR2004 - of each head
+    attention(extra=", m", constants={"m": np.arange(30).reshape(2, 3, 5) % 7 < 3}),
     attention("q_num_heads = 4, kv_num_heads = 2, scale = 0.3, is_causal = 1", q=(2, 3, 8), k=(2, 5, 4), extra=", m",
               constants={"m": np.array([[1, 1, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], bool)}, skips=["symbolic", "fed"]),
     attention(

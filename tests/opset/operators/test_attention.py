@@ -15,7 +15,8 @@ from tests.support import single_op
 from tests.support.checks import evaluate_all
 
 FORWARD, BACKWARD = "AttentionForwardTraining", "AttentionBackward"
-f32, Inputs = np.float32, list["np.ndarray | None"]
+f32 = np.float32
+Inputs = list[np.ndarray | None]
 
 
 def naive(attributes: dict[str, Any], q, k, v, bias=None, lengths=None, sinks=None, offsets=None) -> np.ndarray:
@@ -62,7 +63,9 @@ def inputs_of(given: str, seed: int = 0, dtype: Any = np.float64) -> Inputs:
     sinks = rng.standard_normal(heads) if "sinks" in given else None
     offsets = np.array([1, -1]) if "offsets" in given else None
     arrays = [rng.standard_normal(shape) for shape in shapes]
-    optional = [None if x is None else x.astype(dtype) if x.dtype.kind == "f" else x for x in (bias, lengths, sinks, offsets)]
+    optional = [
+        None if x is None else x.astype(dtype) if x.dtype.kind == "f" else x for x in (bias, lengths, sinks, offsets)
+    ]
     return [*(x.astype(dtype) for x in arrays), *optional]
 
 
@@ -87,7 +90,9 @@ def test_the_reference_against_loops_and_their_differences(case: dict[str, Any])
             for sign in (1, -1):
                 moved = value.copy()
                 moved[place] += sign * step
-                ends.append(float((naive(attributes, *[moved if m == n else x for m, x in enumerate(wide)]) * dy).sum()))
+                ends.append(
+                    float((naive(attributes, *[moved if m == n else x for m, x in enumerate(wide)]) * dy).sum())
+                )
             expected[place] = (ends[0] - ends[1]) / (2 * step)
         np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * max(1, np.abs(expected).max()), err_msg=str(n))
 
@@ -100,7 +105,7 @@ def random_call(seed: int, *, queries: int, keys: int, **attributes: Any) -> tup
     shapes = [(batch, heads, queries, size), (batch, shared, keys, size), (batch, shared, keys, width)]
     inputs: Inputs = [rng.standard_normal(shape).astype(f32) for shape in shapes]
     bias = np.where(rng.random((1, 1, queries, keys)) < 0.5, 0, -np.inf).astype(f32)
-    bias[..., : keys // 2] = rng.choice([0.0, -np.inf, np.finfo(f32).min])  # blocks that nobody sees
+    bias[..., : keys // 2] = rng.choice(np.array([0, -np.inf, np.finfo(f32).min]))  # blocks that nobody sees
     bias[:, :, queries // 2, :] = -np.inf
     lengths = rng.integers(0, keys + 1, batch)
     sinks = rng.standard_normal(heads).astype(f32)
@@ -128,7 +133,9 @@ def test_blocks(seed: int) -> None:
             session = ob.session(single_op.model(op, attributes, given), kernels=kernels)
             for got, want in zip(session.run(None, single_op.feeds(op, given)), expected, strict=True):
                 scale = max(1.0, float(np.abs(want[np.isfinite(want)]).max(initial=0)))
-                np.testing.assert_allclose(np.asarray(got), want, rtol=0, atol=2e-5 * scale, strict=True, err_msg=f"{op} {kernels}")
+                np.testing.assert_allclose(
+                    np.asarray(got), want, rtol=0, atol=2e-5 * scale, strict=True, err_msg=f"{op} {kernels}"
+                )
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
