@@ -25,6 +25,8 @@ from onnx_backprop.ort_ops.attention.blocks import (
     fill_tables,
     floats,
     key_count,
+    mark,
+    marks,
     multiply_all,
     padded,
     product,
@@ -97,12 +99,12 @@ def _copy_keys(call, p, first, rows, scratch):
 
 
 @inner
-def _panel(call, p, query, count, at, rows, start, panel, scratch):
+def _panel(p, query, count, at, rows, start, panel, biased, scratch):
     """p and ds of a panel, ds before the slope of the softcap."""
     own = p.own
     scores, products = scratch + own.scores + 4 * PANEL * panel, scratch + own.products + 4 * PANEL * panel
     slopes, lane = scratch + own.slopes + 4 * PANEL * panel if p.cap > 0.0 else 0, 4 * panel * COLUMNS
-    score(call, p, query, count, at, rows, start, panel, scores, slopes, scratch)
+    score(p, query, count, at, rows, start, panel, scores, slopes, biased, scratch)
     diff = scratch + own.diff + lane * p.width
     if p.width:
         product(rows, products, scratch + own.value, 4 * p.width, 4, diff, p.width, table_of(p, scratch, BY_WIDTH), 0)
@@ -152,12 +154,14 @@ def _queries(call, p, b, h, block, diff_key, diff_value, scratch):
             begin, end = seen(p, query, some, start, keys)
             few = min(rows, end - at)
             level = scratch + own.most + 4 * panel * COLUMNS
-            if few <= 0 or at + few <= begin or read_bias(call, p, b, h, query, some, at, few, level, scratch):
-                few = 0
+            biased = 0
+            if few > 0 and at + few > begin:
+                biased = read_bias(call, p, b, h, query, some, at, few, level, scratch)
+            few = few if biased else 0
             some_seen += few
             products = scratch + own.products + 4 * PANEL * panel
             if few > 0:
-                _panel(call, p, query, some, at, few, start, panel, scratch)
+                _panel(p, query, some, at, few, start, panel, biased, scratch)
                 _bent(p, panel, few, scratch)
                 out, key = scratch + own.out + 4 * panel * (p.size + SPARE_ROWS) * COLUMNS, scratch + own.key
                 product(p.size, out, key, 4, 4 * p.size, products, few, table_of(p, scratch, BY_ONE), 1)
@@ -277,9 +281,10 @@ def _add_scores(call, p, b, h, block, sums, scratch):
         _copy_keys(call, p, (b * p.shared + h // p.group) * p.keys + at, rows, scratch)
         for panel in range((count + COLUMNS - 1) // COLUMNS):
             query, some = first + panel * COLUMNS, min(COLUMNS, count - panel * COLUMNS)
-            if read_bias(call, p, b, h, query, some, at, rows, scratch + own.most + 4 * panel * COLUMNS, scratch):
+            biased = read_bias(call, p, b, h, query, some, at, rows, scratch + own.most + 4 * panel * COLUMNS, scratch)
+            if biased == 0:
                 continue
-            _panel(call, p, query, some, at, rows, start, panel, scratch)
+            _panel(p, query, some, at, rows, start, panel, biased, scratch)
             ds, to = scratch + own.products + 4 * PANEL * panel, sums + 4 * COLUMNS * (panel * p.keys + at)
             for i in range(rows * COLUMNS):
                 store_f32(to, i, load_f32(to, i) + load_f32(ds, i))
@@ -300,6 +305,7 @@ def _sinks(call, p, h, _scratch):
     store_f32(target, h, np.float32(total))
 
 
+_MARK = stage("attention_mark", Attention, mark)
 _DELTA = stage("attention_delta", Attention, _delta)
 _PART = stage("attention_part", Attention, _part)
 _JOIN = stage("attention_join", Attention, _join)
@@ -330,14 +336,20 @@ def _plan(request: Request) -> Plan:
         diff_bias=0 if bias is None else FLOAT * PANELS * keys * COLUMNS,
         **(sums if parts == 1 else {}),
     )
+    items, marked = marks(request, _BIAS) if numbers["marked"] else (0, 0)
     shares, bytes_shared = workspace(
-        Offsets, total=FLOAT * batch * heads * queries, **{n: owners * parts * v for n, v in sums.items() if parts > 1}
+        Offsets,
+        total=FLOAT * batch * heads * queries,
+        bias=marked,
+        **{n: owners * parts * v for n, v in sums.items() if parts > 1},
     )
     parameters = Attention(
         **numbers,  # type: ignore[arg-type]
-        parts=parts, own=own, delta=shares.total, diff_key=shares.diff_key, diff_value=shares.diff_value,
+        parts=parts, own=own, delta=shares.total, marks=shares.bias,
+        diff_key=shares.diff_key, diff_value=shares.diff_value,
     )  # fmt: skip
-    stages = [(_DELTA, batch * heads), (_PART, owners * parts)]
+    stages = [(_MARK, items)] if items else []
+    stages += [(_DELTA, batch * heads), (_PART, owners * parts)]
     stages += [(_JOIN, owners)] if parts > 1 else []
     if bias is not None:
         items = (

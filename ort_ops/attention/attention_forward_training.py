@@ -22,6 +22,8 @@ from onnx_backprop.ort_ops.attention.blocks import (
     fill_tables,
     floats,
     key_count,
+    mark,
+    marks,
     multiply_all,
     product,
     read_bias,
@@ -84,10 +86,13 @@ def _block(call, p, n, scratch):
             few = min(rows, end - at)
             lane = 4 * panel * COLUMNS
             most, total = scratch + own.most + lane, scratch + own.total + lane
-            if few <= 0 or at + few <= begin or read_bias(call, p, b, h, query, some, at, few, most, scratch):
+            if few <= 0 or at + few <= begin:
+                continue
+            biased = read_bias(call, p, b, h, query, some, at, few, most, scratch)
+            if biased == 0:
                 continue
             out = scratch + own.out + lane * (p.width + SPARE_ROWS)
-            score(call, p, query, some, at, few, start, panel, scores, 0, scratch)
+            score(p, query, some, at, few, start, panel, scores, 0, biased, scratch)
             soften(scores, few, most, total, scratch + own.factor)
             rescale(out, p.width, scratch + own.factor)
             product(p.width, out, value, 4, 4 * p.width, scores, few, table_of(p, scratch, BY_ONE), 1)
@@ -109,6 +114,7 @@ def _end(call, p, head, first, count, scratch):
             turn_back(p.kind, call.output, at * p.width, out, p.width, some, p.width_pitch, scratch + own.staged)
 
 
+_MARK = stage("attention_mark", Attention, mark)
 _BLOCK = stage("attention_forward", Attention, _block)
 
 
@@ -123,7 +129,11 @@ def _plan(request: Request) -> Plan:
         factor=FLOAT * COLUMNS,
     )
     parameters = Attention(**numbers, parts=1, own=own)  # type: ignore[arg-type]
-    return Plan(parameters, ((_BLOCK, heads * parameters.blocks),), 0, bytes_)
+    block = _BLOCK, heads * parameters.blocks
+    if not parameters.marked:
+        return Plan(parameters, (block,), 0, bytes_)
+    items, shared = marks(request, _BIAS)
+    return Plan(parameters, ((_MARK, items), block), shared, bytes_)
 
 
 KERNEL = NativeKernel(OP, _plan)

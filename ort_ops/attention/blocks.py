@@ -13,7 +13,7 @@ import numpy as np
 from onnx_backprop.opset.maths.attention import BOTTOM_RIGHT, scale_of, window
 from onnx_backprop.ort_ops.attention.panels import bend
 from onnx_backprop.ort_ops.compiler.decorators import apart, fast, inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, load_i64, stack, store_f32, store_i64
+from onnx_backprop.ort_ops.compiler.llvm import F32, by_type, load_f32, load_i64, stack, store_f32, store_i64
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.runtime.bridge import Request
 from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD
@@ -86,6 +86,8 @@ class Attention(Record):
     diff_key: int = 0  # offsets of what all threads share
     diff_value: int = 0
     delta: int = 0
+    marks: int = 0
+    marked: bool = False  # whether there is a mark for every panel of the bias and block of keys
 
 
 def padded(count: int) -> int:
@@ -110,7 +112,17 @@ def fields(request: Request, at: int, bias_at: int) -> dict[str, int | float | t
         "left": min(left, _FAR), "right": min(right, _FAR), "bottom": attrs["diagonal_alignment"] == BOTTOM_RIGHT,
         "scale": scale_of(attrs, query[3]), "cap": float(np.float32(attrs["softcap"])),
         "bias_steps": steps, "blocks": -(-query[2] // QUERIES),
+        # blocks of keys begin where their number says
+        "marked": bias is not None and bias[2] == query[2] > 1 and bias[3] == key[2] > 1 and left < 0,
     }  # fmt: skip
+
+
+def marks(request: Request, bias_at: int) -> tuple[int, int]:
+    """(Items of the stage `mark`, bytes of the marks)."""
+    bias = request.inputs[bias_at]
+    assert bias is not None
+    items = bias[0] * bias[1] * -(-bias[2] // COLUMNS)
+    return items, WORD * items * -(-bias[3] // KEYS)
 
 
 def floats(numbers: Mapping[str, int | float | tuple[int, ...]], bias: object) -> dict[str, int]:
@@ -232,6 +244,39 @@ def product(rows, c, a, a_row, a_step, b, steps, table, add):
 # ----- scores ------
 
 
+# What a bias does to a panel: nothing; hides every key, by -inf or by numbers that stand for it; something else.
+_NOTHING, _NEVER_SEEN, _LOWEST_SEEN, _MIXED = range(4)
+
+
+@fast("reassoc")
+def _count(load, _store, source, first, count):
+    """How many numbers are not 0, above the lowest, and not -inf."""
+    other, above, some = 0, 0, 0
+    for i in range(first, first + count):
+        x = load(source, i)
+        other += 0 if x == np.float32(0.0) else 1
+        above += 0 if x <= _LOWEST else 1
+        some += 0 if x <= NEVER else 1
+    return other, above, some
+
+
+@inner
+def mark(call, p, n, _scratch):
+    """The marks of one row of panels, which all heads and batches read that share a bias."""
+    panels, blocks = (p.queries + COLUMNS - 1) // COLUMNS, (p.keys + KEYS - 1) // KEYS
+    slice_, panel = n // panels, n % panels
+    query, step = panel * COLUMNS, p.bias_steps[2]
+    first = slice_ * p.queries * p.keys + query * step
+    for block in range(blocks):
+        other, above, some = 0, 0, 0
+        for c in range(min(COLUMNS, p.queries - query)):
+            at = first + c * step + block * KEYS
+            counts = by_type(p.kind, _count, call.inputs[p.bias_at], at, min(KEYS, p.keys - block * KEYS))
+            other, above, some = other + counts[0], above + counts[1], some + counts[2]
+        hidden = _MIXED if above else _LOWEST_SEEN if some else _NEVER_SEEN
+        store_i64(call.shared + p.marks, n * blocks + block, hidden if other else _NOTHING)
+
+
 @fast("reassoc")
 def _above(numbers, rows, count, least):
     """How many of the first `count` numbers of each row are above a bound."""
@@ -244,16 +289,27 @@ def _above(numbers, rows, count, least):
 
 @apart
 def read_bias(call, p, b, h, query, count, at, rows, level, scratch):
-    """A copy of the bias of a panel; whether it leaves no key to see, so that the panel need not be looked at.
+    """A copy of the bias of a panel, if it has any: 0 where it leaves no key to see, 1 where it adds nothing, else 2.
 
     level: what scores are compared with before their powers are taken, below which the lowest numbers, which stand for
     -inf in masks, have a power of 0 as well.
     """
     bias, kind, own = call.inputs[p.bias_at], p.kind, scratch + p.own.bias
     if bias == 0:
-        return False
+        return 1
     step, along = p.bias_steps[2], p.bias_steps[3]
     first = b * p.bias_steps[0] + h * p.bias_steps[1] + query * step + at * along
+    lanes = 0
+    for c in range(count):
+        lanes += 1 if load_f32(level, c) > _LOW else 0
+    if p.marked:
+        panels, blocks = (p.queries + COLUMNS - 1) // COLUMNS, (p.keys + KEYS - 1) // KEYS
+        row = first // (p.queries * p.keys) * panels + query // COLUMNS
+        found = load_i64(call.shared + p.marks, row * blocks + at // KEYS)
+        if found == _NOTHING:
+            return 1
+        if found == _NEVER_SEEN or (found == _LOWEST_SEEN and lanes == count):
+            return 0
     if step and along:
         turn(kind, own, bias, first, step, count, rows, scratch + p.own.wide)
     elif along:
@@ -269,11 +325,8 @@ def read_bias(call, p, b, h, query, count, at, rows, level, scratch):
             for c in range(COLUMNS):
                 store_f32(own, r * COLUMNS + c, load_f32(own, c))
     if not load_f32(own, 0) <= _LOWEST or _above(own, rows, count, _LOWEST) > 0:
-        return False
-    lanes = 0
-    for c in range(count):
-        lanes += 1 if load_f32(level, c) > _LOW else 0
-    return lanes == count or _above(own, rows, count, NEVER) == 0
+        return 2
+    return 0 if lanes == count or _above(own, rows, count, NEVER) == 0 else 2
 
 
 @apart
@@ -289,8 +342,11 @@ def _hide(p, ahead, rows, scores):
 
 
 @inner
-def score(call, p, query, count, at, rows, start, panel, scores, slopes, scratch):
-    """The scores of `count` queries and `rows` keys, whose copies and bias are there; slopes: their place, or 0."""
+def score(p, query, count, at, rows, start, panel, scores, slopes, biased, scratch):
+    """The scores of `count` queries and `rows` keys, whose copies are there; slopes: their place, or 0.
+
+    biased: what `read_bias` has answered.
+    """
     own = p.own
     table = table_of(p, scratch, BY_SIZE)
     part = scratch + own.query + 4 * panel * COLUMNS * p.size
@@ -302,7 +358,7 @@ def score(call, p, query, count, at, rows, start, panel, scores, slopes, scratch
         place = _number()
         store_f32(place, 0, np.float32(p.cap))
         bend(scores, rows, place, slopes)
-    if call.inputs[p.bias_at]:
+    if biased == 2:
         for i in range(rows * COLUMNS):
             store_f32(scores, i, load_f32(scores, i) + load_f32(scratch + own.bias, i))
     ahead = at - query - start

@@ -10,7 +10,7 @@ import onnx_backprop as ob
 from onnx_backprop.ort_ops.native_graph import lower
 
 PAIR = ["AttentionForwardTraining", "AttentionBackward"]
-HEADS, SIZE, LENGTH = 3, 8, 40
+HEADS, SIZE, LENGTH = 3, 8, 70
 SCALED = "c = Constant<value_float = 0.35>() t = Mul(s, c)"
 MASKED = f"{SCALED} m = Add(t, mask)"
 NEVER = "n = Constant<value_float = -inf>()"
