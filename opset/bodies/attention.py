@@ -43,7 +43,7 @@ class Scores:
             self.scale = b.float_scalar(scale_of(attrs, size.value or 1))
         else:
             self.scale = b.Reciprocal(b.Sqrt(b.Cast(size.at_least(1).name, to=FLOAT)))
-        products = b.MatMul(b.Mul(self.grouped(query.name, "D"), self.scale), self.turned(key.name))
+        products = self.product("bgsd,bgtd->bgst", b.Mul(self.grouped(query.name, "D"), self.scale), key.name)
         products, self.bent = self.ungrouped(products, "T"), ""
         if cap > 0:
             self.bent = b.Tanh(b.Div(products, b.float_scalar(cap)))
@@ -119,6 +119,6 @@ class Scores:
         """The other way round."""
         return x if self.group.value == 1 else self.b.Reshape(x, self.of("BHS" + last).name, allowzero=1)
 
-    def turned(self, x: str) -> str:
-        """(…, m, n) -> (…, n, m)."""
-        return self.b.Transpose(x, perm=[0, 1, 3, 2])
+    def product(self, equation: str, x: str, y: str) -> str:
+        """An Einsum: into MatMul onnxruntime fuses others, for some element types alone, with other bits."""
+        return self.b.Einsum(x, y, equation=equation)

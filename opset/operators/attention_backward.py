@@ -27,7 +27,6 @@ Edge cases: a query whose L is -inf has no gradient and gives none. Sums are tak
 Errors: those of AttentionForwardTraining; lengths of dy, y or L that contradict the others.
 """
 
-AGAINST = "bgst,bgse->bgte"  # onnxruntime fuses Transpose and MatMul for some element types alone, with other bits
 INPUTS: tuple[str, ...] = (
     "diff_out",
     "query",
@@ -111,15 +110,15 @@ def body(
     p = b.Where(nothing, zero, b.Exp(b.Sub(a.scores, level)))
     delta = b.ReduceSum(b.Mul(diff_out, output), last, keepdims=1)
     dy = a.grouped(diff_out.name, "E")
-    dp = a.ungrouped(b.MatMul(dy, a.turned(value.name)), "T")
+    dp = a.ungrouped(a.product("bgse,bgte->bgst", dy, value.name), "T")
     ds = b.Mul(p, b.Sub(dp, delta))
-    dv = b.Einsum(a.grouped(p, "T"), dy, equation=AGAINST)
+    dv = a.product("bgst,bgse->bgte", a.grouped(p, "T"), dy)
     dproducts = b.Mul(ds, a.scale)
     if a.bent:
         dproducts = b.Mul(dproducts, b.Sub(one, b.Mul(a.bent, a.bent)))
     dproducts = a.grouped(dproducts, "T")
-    dq = b.MatMul(dproducts, key)
-    dk = b.Einsum(dproducts, a.grouped(query.name, "D"), equation=AGAINST)
+    dq = a.product("bgst,bgtd->bgsd", dproducts, key.name)
+    dk = a.product("bgst,bgsd->bgtd", dproducts, a.grouped(query.name, "D"))
     dbias = dsinks = b.constant(np.zeros(0, np.float32))
     if bias is not None:
         short = b.Equal(b.Shape(bias), b.ints([1]))

@@ -79,7 +79,7 @@ def body(
     nothing = b.Equal(total, b.float_scalar(0))
     divisor = b.Where(nothing, b.float_scalar(1), total)
     logarithm = b.Where(nothing, none, b.Add(b.Log(divisor), most))
-    output = b.MatMul(a.grouped(b.Div(powers, divisor), "T"), value)
+    output = a.product("bgst,bgte->bgse", a.grouped(b.Div(powers, divisor), "T"), value.name)
     return a.shaped(output, "BHSE"), a.shaped(logarithm, "BHS")
 
 

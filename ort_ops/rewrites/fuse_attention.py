@@ -11,7 +11,7 @@ that put any other number than -inf in the place of a score; heads of the keys t
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, NodeProto, numpy_helper
@@ -26,6 +26,7 @@ from onnx_backprop.opset.graphs.order import ancestors, producers
 from onnx_backprop.opset.graphs.types import shapes_of
 from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, attributes_of, constant_tensor, is_standard, reads
 
+PAIR = ("AttentionForwardTraining", "AttentionBackward")
 _TURNED = [0, 1, 3, 2]
 _LEAST = 64  # keys, where their number is known: of fewer, products take less time (17 % at 16 keys, 1 % at 32)
 
@@ -61,7 +62,8 @@ def fuse_attention(model: ModelProto) -> ModelProto:
     found = [match for node in model.graph.node if (match := graph.match(node))]
     for match in found:
         graph.replace(match)
-    if found:
+    shared = [graph.share(node) for node in model.graph.node if is_standard(node, "Attention")]
+    if found or any(shared):
         alive = ancestors(graph.nodes, graph.outputs)
         assign(model.graph.node, [copied(graph.nodes[n]) for n in alive])
     return model
@@ -243,10 +245,10 @@ class _Graph:
         key, bias = inside.Transpose(m.key, perm=_TURNED), self._bias(inside, m.masks)
         logarithm = unique(f"{m.out}/log_sum_exp", self.taken)
         attributes = {"scale": m.scale, "domain": DOMAIN}
-        inside.emit("AttentionForwardTraining", [m.query, key, m.value, bias], attributes)
+        inside.emit(PAIR[0], [m.query, key, m.value, bias], attributes)
         inside.nodes[-1].output[:] = m.out, logarithm
         given = [m.diff_out, m.query, key, m.value, m.out, logarithm, bias]
-        (diff_query,) = behind.emit("AttentionBackward", given, attributes)
+        (diff_query,) = behind.emit(PAIR[1], given, attributes)
         outputs = [m.diff_query or diff_query]
         if m.diff_key or m.diff_value:
             outputs.append(unique(f"{diff_query}/key", self.taken) if m.diff_key else "")
@@ -257,6 +259,41 @@ class _Graph:
             behind.nodes[-1].output[:] = [m.diff_key]
         self._put(inside.nodes, [m.out])
         self._put(behind.nodes, [name for name in (m.diff_query, m.diff_key, m.diff_value) if name])
+
+    def share(self, node: NodeProto) -> bool:
+        """Whether an Attention, of which the gradient computes the forward pass again, became that one, moved there."""
+        numbers = {"is_causal": 0, "scale": 0.0} | attributes_of(node)
+        again = next((n for n in self.nodes if n.op_type == PAIR[0] and self._is_again(n, node, numbers)), None)
+        if again is None or any(node.output[1:]):
+            return False
+        moved = set(ancestors(self.nodes, again.output))
+        at = next(n for n, other in enumerate(self.nodes) if other is node)
+        if at in moved:
+            return False
+        op = Emitter(node.output[0], self.taken)
+        if again.input[0] == node.input[0]:
+            op.Identity(again.output[0])
+        else:
+            op.Reshape(op.Transpose(again.output[0], perm=[0, 2, 1, 3]), op.constant(np.array([0, 0, -1])))
+        op.nodes[-1].output[:] = node.output[:1]
+        behind = [n for n in range(at + 1, len(self.nodes)) if n not in moved]
+        earlier = [self.nodes[n] for n in sorted(moved) if n > at]
+        self.nodes = [*self.nodes[:at], *earlier, *op.nodes, *(self.nodes[n] for n in behind)]
+        return True
+
+    def _is_again(self, again: NodeProto, node: NodeProto, numbers: dict[str, Any]) -> bool:
+        own = attributes_of(again)
+        if any(own.get(name, 0) != numbers[name] for name in ("is_causal", "scale")):
+            return False
+        given, mine = [*node.input[:4], ""], [self._root(name, node) for name in again.input[:4]]
+        return mine == given[: len(mine)] and (len(mine) == 4) == bool(given[3])
+
+    def _root(self, name: str, reader: NodeProto) -> str:
+        """What the node reads of which a value is another form: by heads, or as numbers that are added."""
+        forms = "Transpose", "Reshape", "Unsqueeze", "Where"
+        while name not in reader.input and (node := self.makers.get(name)) is not None and is_standard(node, *forms):
+            name = node.input[0]
+        return name
 
     def _bias(self, op: Emitter, masks: list[_Mask]) -> str:
         """What is added to the scores, of rank 4; "" for nothing."""

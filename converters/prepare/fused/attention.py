@@ -154,7 +154,8 @@ def attend(
         given = [q, k, v, bias, op.Reshape(lengths, [-1]) if lengths else "", sink, before]
         numbers = {"scale": scale, "softcap": max(softcap, 0.0), "is_causal": int(offset is not None)}
         numbers["window_left"] = max(window - 1, -1)
-        return op.AttentionForwardTraining(*given, **numbers, diagonal_alignment=TOP_LEFT, domain=DOMAIN)
+        numbers |= {"diagonal_alignment": TOP_LEFT, "domain": DOMAIN}
+        return op.several("AttentionForwardTraining", 2, *given, **numbers)[0]  # the gradient reads the other one
     s, hidden = scores(op, q, k, scale=scale, bias=bias, softcap=softcap), hidden_keys(op, q, k, **seen)
     return _shared(op, weights(op, s, hidden, sink), v)
 

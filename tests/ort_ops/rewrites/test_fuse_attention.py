@@ -112,3 +112,31 @@ def test_probabilities_that_others_read_stay() -> None:
 
 def test_few_keys_stay() -> None:
     assert operators(lowered(model(length=16))[1]) == ["Softmax"]
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize(("causal", "masked"), [(1, False), (0, True), (1, True)])
+def test_the_forward_pass_of_attention_is_shared(joined: bool, causal: int, masked: bool) -> None:
+    """ONNX's Attention, by heads or with its heads side by side: its gradient would compute it again."""
+    width, by_heads = HEADS * SIZE, f"q_num_heads = {HEADS}, kv_num_heads = {HEADS}, " if joined else ""
+    apart = "".join(f"{x}r = Reshape({x}, apart) {x}t = Transpose<perm = [0, 2, 1, 3]>({x}r) " for x in "qkv")
+    mask = ", keep" if masked else ""
+    attend = f"y = Attention<{by_heads}is_causal = {causal}>(q, k, v{mask})"
+    if not joined:
+        attend = f"{apart} o = Attention<is_causal = {causal}>(qt, kt, vt{mask}) ot = Transpose<perm = [0, 2, 1, 3]>(o)"
+        attend += " y = Reshape(ot, joined)"
+    given = parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 23]>
+        g (float[B, S, {width}] x, bool[S, S] hidden) => (float[B, S, {width}] y) {{
+            a = MatMul(x, w) q, k, v = Split<axis = -1, num_outputs = 3>(a) keep = Not(hidden) {attend} }}""")
+    given.graph.initializer.extend(model().graph.initializer)
+    graph, native = lowered(given)
+    assert [n.op_type for n in native.graph.node if "Attention" in n.op_type] == [
+        f"OnnxBackprop_{name}" for name in PAIR
+    ]
+    names = [graph.loss, *graph.parameters.values(), *graph.input_gradients.values(), "y"]
+    fed = {name: array for name, array in feeds().items() if name in (*graph.inputs, "target")}
+    expected, got = (ob.session(m, kernels=k).run(names, fed) for m, k in ((graph.model, "onnx"), (native, None)))
+    for name, ours, theirs in zip(names, got, expected, strict=True):
+        scale = np.abs(np.asarray(theirs)).max()
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=0, atol=2e-6 * scale, err_msg=name)
