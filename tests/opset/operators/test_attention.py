@@ -9,7 +9,10 @@ import pytest
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
+from onnx_backprop.opset.core.op import Arg, Attributes
 from onnx_backprop.ort_ops.attention.blocks import KEYS, QUERIES
+from onnx_backprop.ort_ops.native_table import KERNELS as KERNELS_OF_OURS
+from onnx_backprop.ort_ops.runtime.bridge import Request
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
 from tests.support import single_op
 from tests.support.checks import evaluate_all
@@ -163,6 +166,23 @@ def test_nan_in_a_mask_is_no_hidden_key() -> None:
     y, _ = single_run(FORWARD, [q, k, v, bias], "native")
     assert np.isnan(y[0, 0, 3]).all()
     np.testing.assert_array_equal(y[0, 0, [0, 39]], 0)
+
+
+@pytest.mark.parametrize("op", [FORWARD, BACKWARD])
+def test_memory_is_linear_in_the_length(op: str) -> None:
+    """Marks of a mask, a word for 96 keys of 32 queries, are the least part of it."""
+    kernel = next(k for k in KERNELS_OF_OURS if k.op.name == op)
+
+    def bytes_of(length: int) -> int:
+        tensor, rows = (1, 9, length, 64), (1, 9, length)
+        given = [tensor] * 3 if op == FORWARD else [*[tensor] * 5, rows]
+        inputs: tuple[Any, ...] = (*given, (1, 1, length, length), None, None, None)
+        attributes = Attributes(kernel.op, {})
+        outputs = kernel.op.run_shapes(attributes, [None if dims is None else Arg(dims) for dims in inputs])
+        return kernel.plan(Request(attributes, 1, inputs, (None,) * len(inputs), outputs)).extra_bytes(2)
+
+    assert bytes_of(16384) <= 2.2 * bytes_of(8192)
+    assert bytes_of(16384) <= 9 * 16384 * 4 * 200  # two rows of 64 numbers a key would be 128; scores 16384
 
 
 @pytest.mark.parametrize("causal", [False, True])
