@@ -7,6 +7,7 @@ import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
+from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.ort_ops.native_graph import lower
 
 PAIR = ["AttentionForwardTraining", "AttentionBackward"]
@@ -54,7 +55,7 @@ def feeds(batch: int = 2) -> dict[str, np.ndarray]:
 
 def lowered(given: ModelProto, **settings: object) -> tuple[ob.TrainingGraph, ModelProto]:
     graph = ob.training_graph(given, loss="mse", prediction="y", wrt_inputs=["x"], **settings)
-    return graph, lower(graph.model, "native", [graph.loss]).model
+    return graph, lower(copied(graph.model), "native", [graph.loss]).model
 
 
 def operators(lowered_model: ModelProto) -> list[str]:
