@@ -68,7 +68,7 @@ def _usual(node: ir.Node) -> bool:
     return mask.dtype == ir.DataType.BOOL and long_enough
 
 
-@gradient("Attention", versions=(23, 24), serves=_usual)
+@gradient("Attention", versions=(23, 24, 25), serves=_usual)
 def attention(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """y = softmax(scale·q·kᵀ + mask)·v  =>  AttentionBackward, with the sums of AttentionForwardTraining."""
     heads = node.int("q_num_heads", 0), *[node.int("kv_num_heads", 0)] * 2
