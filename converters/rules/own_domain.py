@@ -30,7 +30,7 @@ for _op in OPS:
     _zero = [
         n
         for n, i in enumerate(_op.inputs)
-        if i.shape_only or i.type_name == "T6" or i.name in _CONSTANT.get(_op.name, ())
+        if i.shape_only or i.type_name == "T7" or i.name in _CONSTANT.get(_op.name, ())
     ]
     flows(_op.name, DOMAIN, [n for n, i in enumerate(_op.inputs) if i.tensor and n not in _zero], _zero)
 

@@ -45,9 +45,9 @@ ATTRIBUTES = (
 )
 OPTIONAL = (
     Input("bias", "T1", "Added to the scores, (B, H, S, T), each length that or 1.", optional=True),
-    Input("lengths", "T6", "How many keys of each batch count, (B); clipped to 0 … T.", optional=True),
+    Input("lengths", "T7", "How many keys of each batch count, (B); clipped to 0 … T.", optional=True),
     Input("sinks", "T5", "The score per head of a key without a value, (H).", optional=True),
-    Input("offsets", "T6", "How many keys stand before the first query of each batch, (B).", optional=True),
+    Input("offsets", "T7", "How many keys stand before the first query of each batch, (B).", optional=True),
 )
 
 

@@ -162,7 +162,7 @@ ATTRIBUTES = {
     "diagonal_alignment": (STRING, "BOTTOM_RIGHT", ("TOP_LEFT", "BOTTOM_RIGHT")),
 }
 TENSORS = {"query": "T1", "key": "T1", "value": "T1"}
-OPTIONAL = {"bias": "T1?", "lengths": "T6?", "sinks": "T5?", "offsets": "T6?"}
+OPTIONAL = {"bias": "T1?", "lengths": "T7?", "sinks": "T5?", "offsets": "T7?"}
 Q, K, V = (2, 4, 3, 6), (2, 2, 5, 6), (2, 2, 5, 3)
 
 OPERATORS = [
