@@ -33,7 +33,7 @@ FORMS = ("plain", "causal", "mask")
 def model(length: int, form: str, *, backward: bool) -> ModelProto:
     """The two operators, or the first alone."""
     shape = (BATCH, HEADS, length, SIZE)
-    shapes = dict.fromkeys(("query", "key", "value", "diff"), shape)
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("query", "key", "value", "diff"), shape)
     inputs, attributes = ["query", "key", "value"], {"domain": ob.DOMAIN, "is_causal": int(form == "causal")}
     bias = ["bias"] if form == "mask" else []
     if bias:
