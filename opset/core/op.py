@@ -48,8 +48,9 @@ class NumberType(NamedTuple):
     dtype: type[np.generic]
 
 
-TypeName = Literal["T1", "T2", "T3", "T4", "T5", "T6"]
-TENSORS: tuple[TypeName, ...] = ("T1", "T5", "T6")  # the others carry numbers that are read before the arithmetic
+TypeName = Literal["T1", "T2", "T3", "T4", "T5", "T6", "T7"]
+# the others carry numbers that are read before the arithmetic
+TENSORS: tuple[TypeName, ...] = ("T1", "T5", "T6", "T7")
 NUMBER_TYPES: dict[TypeName, NumberType] = {
     "T1": NumberType(
         FLOAT_TYPES, "f32, f16 or bf16, the same for all floating-point inputs and the output.", np.float32
@@ -59,6 +60,7 @@ NUMBER_TYPES: dict[TypeName, NumberType] = {
     "T4": NumberType(("tensor(int64)",), "s64.", np.int64),
     "T5": NumberType(("tensor(float)",), "f32, whatever T1 is: statistics and parameters.", np.float32),
     "T6": NumberType(("tensor(uint8)",), "u8: bytes that hold numbers of a few bits.", np.uint8),
+    "T7": NumberType(("tensor(int64)",), "s64: counts that are read when the kernel runs.", np.int64),
 }
 FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -108,7 +110,7 @@ def _of_type(value: Any, convert: Callable[[Any], Any], *accepted: type) -> Any:
 
 @dataclass(frozen=True)
 class Input:
-    """One input. `type_name` is T1, T5 or T6 for a tensor; T2, T3, T4 carry a shape or constants in 1-D.
+    """One input. `type_name` is T1, T5, T6 or T7 for a tensor; T2, T3, T4 carry a shape or constants in 1-D.
 
     The values of a shape-only input are never read.
     """
@@ -125,8 +127,8 @@ class Input:
 
     @property
     def floats(self) -> bool:
-        """Whether it is a tensor that arithmetic reads as floats; one of bytes stays as it is."""
-        return self.tensor and self.type_name != "T6"
+        """Whether it is a tensor that arithmetic reads as floats; one of bytes or counts stays as it is."""
+        return self.tensor and self.type_name not in ("T6", "T7")
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,7 @@ class Op:
 
     An input marked shape-only arrives in `reference` as its shape tuple; an absent optional one as None; one that
     carries numbers as a tuple. `body(b, attributes, *tensors)` writes the same in standard ONNX operators, float32
-    inside, with a `Body` and one `Tensor` per input. Bytes (T6) arrive in both as they are.
+    inside, with a `Body` and one `Tensor` per input. Bytes (T6) and counts (T7) arrive in both as they are.
 
     The functions of an operator with several outputs answer one shape, array or tensor for each, and `reference` is
     told the shapes of all.

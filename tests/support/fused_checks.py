@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
 import onnx_backprop as ob
@@ -55,13 +56,14 @@ def one_node(
 
 
 def expanded(model: ModelProto) -> ModelProto:
-    """The prepared model, of which nothing is left to write out but what stays onnxruntime's."""
+    """The prepared model, of which nothing is left to write out but what stays onnxruntime's; our operators too."""
     prepared = prepare(model)
     fused = [node for node in all_nodes(prepared) if (node.domain, node.op_type) in EXPANSIONS]
     assert not [node for node in fused if node.op_type != "MatMulNBits" or node.metadata_props], [
         entry.value for node in prepared.graph.node for entry in node.metadata_props
     ]
-    return prepared
+    own = any(node.domain == ob.DOMAIN for node in all_nodes(prepared))
+    return inline_local_functions(ob.use_kernels(prepared, "onnx")) if own else prepared
 
 
 def check_fused(

@@ -10,6 +10,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnx_backprop.converters.prepare.fused.composer import Composer
+from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.maths.attention import TOP_LEFT
 
 MASK_FILTER = -10000.0
 
@@ -155,8 +157,21 @@ def attend(
     scale: 1 / sqrt(H) where it is 0. bias: broadcast to (B, N, S, T). softcap: none where it is not above 0.
     lengths, offset, window, clipped: which keys are seen, see `hidden_keys`.
     sink: (N), the logit of one more key whose value is 0.
+
+    With lengths, softcap or sink in float32 it is the operator AttentionForwardTraining, where that knows the window; a
+    query that sees no key gets 0 then.
     """
     seen = {"lengths": lengths, "offset": offset, "window": window, "clipped": clipped}
+    known = op.known.element(q) == TensorProto.FLOAT and (not bias or op.known.rank(bias) == 4)
+    # a window whose place lengths decide is none that the operator has
+    plain = window < 0 or (offset is not None and not (clipped and lengths))
+    if known and plain and (lengths or softcap > 0 or sink):
+        before = op.Reshape(offset, [-1]) if isinstance(offset, str) else ""
+        given = [q, k, v, bias, op.Reshape(lengths, [-1]) if lengths else "", sink, before]
+        numbers = {"scale": scale, "softcap": max(softcap, 0.0), "is_causal": int(offset is not None)}
+        numbers["window_left"] = max(window - 1, -1)
+        numbers |= {"diagonal_alignment": TOP_LEFT, "domain": DOMAIN}
+        return op.several("AttentionForwardTraining", 2, *given, **numbers)[0]  # the gradient reads the other one
     s, hidden = scores(op, q, k, scale=scale, bias=bias, softcap=softcap), hidden_keys(op, q, k, **seen)
     return _shared(op, weights(op, s, hidden, sink), v)
 
