@@ -118,8 +118,6 @@ class NextToken(Loss):
             raise InvalidArgumentError(
                 f"{self.name}: weights: expected a name that is free, and the model has {self.weights!r}. Take another"
             )
-        for about in op.labels.values():
-            about.setdefault("weights", given.name)
         wanted = positions_shape(op, prediction) if symbolic(tuple(shape)) else None  # pyright: ignore[reportArgumentType]
         return checked(op, given, tuple(shape), wanted, prediction)  # pyright: ignore[reportArgumentType]
 
