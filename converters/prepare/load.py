@@ -43,7 +43,7 @@ Names = TypeVar("Names", bound=Sequence[object])
 MOST_ELEMENTS = 2**47
 
 
-def prepare(model: ModelProto | str | Path) -> ModelProto:
+def prepare(model: ModelProto | ir.Model | str | Path) -> ModelProto:
     """A checked copy with model-local functions inlined and fused operators written out, opset 18 or later, and typed.
 
     Running statistics that an exporter merged with weights are tensors of their own. Of declared types and shapes those
