@@ -22,7 +22,7 @@ from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import dims, element_type, is_float
 from onnx_backprop.converters.reverse.loops.rows import ROWS, row_losses
 from onnx_backprop.converters.rules.common import cast
-from onnx_backprop.converters.training.losses.base import LossBuilder, wide
+from onnx_backprop.converters.training.losses.base import LossBuilder, require_rank, wide
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.graphs.walk import is_standard
 
@@ -131,7 +131,7 @@ def in_blocks(shape: Dims, rows: int | None) -> int:
     """How many rows of logits of a shape to compute at once; 0: all. rows: what the caller says, None: nothing."""
     *before, classes = shape
     if rows is not None or not isinstance(classes, int):
-        return (rows or 0) if isinstance(classes, int) else 0
+        return rows or 0
     known = [d for d in before if isinstance(d, int)]
     worth = prod(known) * classes >= _WORTH if len(known) == len(before) else classes >= _UNKNOWN
     return max(_AT_ONCE // classes, _LEAST) if worth else 0
@@ -153,12 +153,10 @@ def emit_blocks(
     labels: int64, one for each row of the logits, of one axis. weights: of the rows, None: 1. ignored: a label whose
     rows are left out. rows: of a block, see `in_blocks`.
     """
-    shape, head = dims(logits) or (), head_of(logits)
-    size = in_blocks(shape, rows)
-    if head is None or not size:
+    head = head_of(logits)
+    size, classes = in_blocks(require_rank(logits), rows), require_rank(logits)[-1]
+    if head is None or not size or not isinstance(classes, int):
         return None
-    classes = shape[-1]
-    assert isinstance(classes, int)
     count = op.Size(labels)
     places = op.Range(0, count, 1)
     if ignored is not None:

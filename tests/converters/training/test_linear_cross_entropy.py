@@ -16,6 +16,7 @@ import onnx_backprop as ob
 from onnx_backprop.converters.reverse.loops.rows import ROWS
 from onnx_backprop.converters.training.split import step_alone
 from onnx_backprop.opset.graphs.walk import all_nodes
+from onnx_backprop.training.reports.history import TokenLoss
 from tests.support.numeric import outputs
 
 losses = ob.losses
@@ -371,6 +372,7 @@ def test_evaluation_weighs_tokens_and_gives_perplexity(rng, tmp_path) -> None:
         whole = trainer.evaluate(feeds)
         parts = trainer.evaluate([{name: a[n : n + 1] for name, a in feeds.items()} for n in range(5)])
         np.testing.assert_allclose(parts, whole, rtol=1e-6)
+        assert isinstance(parts, TokenLoss)
         assert parts.perplexity == pytest.approx(math.exp(whole), rel=1e-6)
         kept = labels[:, 1:] != -100
         assert parts.tokens == pytest.approx(feeds["w2"][:, 1:][kept].sum() if weights else kept.sum())

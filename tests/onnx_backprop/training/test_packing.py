@@ -45,7 +45,7 @@ def test_refusals() -> None:
     assert ob.pack([[1], [1, 2, 3]], 2, cut=True)["input_ids"].tolist() == [[1, 0], [1, 2]]
     for texts, labels in (([], None), ([[]], None), ([[1]], [[1, 2]]), ([[1]], []), ([[0.5]], None), ([[[1]]], None)):
         with pytest.raises(ob.InvalidArgumentError):
-            ob.pack(texts, 4, labels=labels)  # pyright: ignore[reportArgumentType]
+            ob.pack(texts, 4, labels=labels)
     with pytest.raises(ob.InvalidArgumentError, match="length"):
         ob.pack([[1]], 0)
     with pytest.raises(ob.InvalidArgumentError, match="Give one of them"):
