@@ -167,6 +167,22 @@ def test_softmax_cross_entropy_in_blocks_is_that_of_whole_logits(
             np.testing.assert_allclose(other[name], found[0][name], rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("nodes", ["y = Softmax<axis = 2>(a)", "y = Softmax(a)", "y = LogSoftmax(a)"])
+def test_the_classes_of_a_softmax_are_found(rng, nodes: str) -> None:
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[B, T, 2] x) => (float[B, T, 3] y) <float[2, 3] w = {{1, 2, 3, 4, 5, 6}}> {{ a = MatMul(x, w) {nodes} }}""")
+    x, labels = rng.standard_normal((2, 4, 2), np.float32), rng.integers(0, 3, (2, 4))
+    found = []
+    for axis in (None, -1):
+        loss = losses.NLL(axis=axis, log_probabilities="Log" in nodes)
+        found.append(outputs(ob.training_graph(model, loss=loss, trainable=["w"]).model, {"x": x, "labels": labels}))
+    assert found[0]["loss"] == found[1]["loss"]
+    first = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[B, 3, T] x) => (float[B, 3, T] y) { y = Softmax<axis = 1>(x) }""")
+    graph = ob.training_graph(first, loss="nll", wrt_inputs=["x"])
+    assert outputs(graph.model, {"x": x.transpose(0, 2, 1).repeat(2, 1)[:, :3], "labels": labels})["loss"] > 0
+
+
 def test_a_batch_without_a_token_that_counts_is_zero(rng) -> None:
     for rows in (0, 4):
         graph = ob.training_graph(head("bias", rng), loss=losses.NextToken(block_rows=rows))
