@@ -245,6 +245,23 @@ def test_gradients_by_token_weights(rng) -> None:
     assert found[0]["scores_grad"].any()
 
 
+def test_a_stop_inside_the_head_is_kept(rng) -> None:
+    """No gradient passes it; behind a stop in front of the head, blocks are as ever."""
+    model = head("bias", rng)
+    x, labels = rng.standard_normal((2, 4, WIDTH), np.float32), rng.integers(0, CLASSES, (2, 4))
+    for stop, blocks in (("a", False), ("h", True)):
+        found = []
+        for rows in (0, 3):
+            with pytest.warns(ob.OnnxBackpropWarning, match="zero"):
+                graph = ob.training_graph(
+                    model, loss=losses.NextToken(block_rows=rows), stop=[stop], trainable=["b"], wrt_inputs=["x"]
+                )
+            assert bool(graph.options.blocks) == (blocks and rows > 0)
+            found.append(outputs(graph.model, {"x": x, "labels": labels}))
+        assert not found[1]["x_grad"].any()
+        np.testing.assert_allclose(found[1]["b_grad"], found[0]["b_grad"], rtol=1e-5, atol=1e-6)
+
+
 def test_second_derivatives_go_through_the_steps(rng) -> None:
     x, labels = rng.standard_normal((1, 4, WIDTH), np.float32), rng.integers(0, CLASSES, (1, 4))
     model = head("bias", rng)
