@@ -245,6 +245,21 @@ def test_gradients_by_token_weights(rng) -> None:
     assert found[0]["scores_grad"].any()
 
 
+@pytest.mark.parametrize("kind", ["bias", "tied", "Gemm"])
+def test_an_adapter_of_the_head(rng, kind: str) -> None:
+    """Its zeros are read by the head and by the blocks, which is no sharing to warn of."""
+    adapted = ob.lora(head(kind, rng), ["*"], rank=2)
+    x, labels = rng.standard_normal((2, 4, WIDTH), np.float32), rng.integers(0, CLASSES, (2, 4))
+    found = []
+    for rows in (0, 3):
+        loss = losses.NextToken(block_rows=rows)
+        graph = ob.training_graph(adapted.model, loss=loss, trainable=adapted.trainable, optimizer="adamw")
+        assert bool(graph.options.blocks) == bool(rows)
+        trainer = ob.Trainer(graph, learning_rate=0.01)
+        found.append([trainer.step(x=x, labels=labels) for _ in range(4)])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
 def test_a_stop_inside_the_head_is_kept(rng) -> None:
     """No gradient passes it; behind a stop in front of the head, blocks are as ever."""
     model = head("bias", rng)
@@ -390,6 +405,8 @@ def test_accumulation_divides_by_the_tokens_of_all_batches(rng) -> None:
             found.append(trainer.parameters())
         for name in found[0]:
             np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-5, atol=1e-6)
+    named = ob.training_graph(model, loss={"y": "next_token"}, optimizer=ob.optimizers.SGD(accumulate=3))
+    assert any("counted" in name for name in named.updates)
     plain = ob.training_graph(model, loss=2 * losses.NextToken(), optimizer=ob.optimizers.SGD(accumulate=3))
     assert not any("counted" in name for name in plain.updates)  # of a sum of losses it is the mean
 
