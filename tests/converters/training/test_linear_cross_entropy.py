@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -243,6 +245,15 @@ def test_gradients_by_token_weights(rng) -> None:
         found.append(outputs(again.model, {"x": x, "labels": labels, "scores": np.full((2, 4), 0.5, np.float32)}))
     np.testing.assert_allclose(found[1]["scores_grad"], found[0]["scores_grad"], rtol=1e-5, atol=1e-7)
     assert found[0]["scores_grad"].any()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the peak of memory")
+def test_the_peak_of_memory_is_that_of_two_blocks() -> None:
+    """Logits of 2048 tokens and 65,536 classes are 512 MB, those of a block 64 MB."""
+    options = ("--rows", "2048", "--classes", "65536", "--width", "8", "--repeats", "1", "--frozen")
+    command = [sys.executable, "-m", "benchmarks.linear_cross_entropy", "--contender", "blocks", *options]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert 64 < found["megabytes"] < 256
 
 
 @pytest.mark.parametrize("kind", ["bias", "tied", "Gemm"])
