@@ -65,6 +65,9 @@ class _Expander:
         composer = Composer(node, known, self.taken, self.read)
         try:
             results = expansion(composer)
+            if results is None:
+                composer.check_all_asked(1)
+                return None
             nodes = composer.replace([results] if isinstance(results, str) else results)
         except UnsupportedError as e:
             self._leave(node, e.message, known)

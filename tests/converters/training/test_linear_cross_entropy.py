@@ -256,6 +256,33 @@ def test_the_peak_of_memory_is_that_of_two_blocks() -> None:
     assert 64 < found["megabytes"] < 256
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_packed_head_with_an_adapter(rng, bits: int) -> None:
+    width = 32
+    packed = rng.integers(0, 256, (CLASSES, 1, width * bits // 8)).astype(np.uint8)
+    scales, m = rng.random(CLASSES, np.float32) / 2**bits, rng.standard_normal((width, width), np.float32) / 6
+    attributes = {"K": width, "N": CLASSES, "bits": bits, "block_size": 32}
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "m"], ["h"]),
+         helper.make_node("MatMulNBits", ["h", "q", "s"], ["y"], domain="com.microsoft", **attributes)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", "T", width])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", "T", CLASSES])],
+        [numpy_helper.from_array(value, name) for name, value in (("q", packed), ("s", scales), ("m", m))],
+    )  # fmt: skip
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    adapted = ob.lora(helper.make_model(graph, opset_imports=imports, ir_version=10), ["*"], rank=2)
+    x, labels = rng.standard_normal((2, 5, width), np.float32), rng.integers(0, CLASSES, (2, 5))
+    found = []
+    for rows in (0, 3):
+        loss = losses.NextToken(block_rows=rows)
+        converted = ob.training_graph(adapted.model, loss=loss, trainable=adapted.trainable, wrt_inputs=["x"])
+        assert bool(converted.options.blocks) == bool(rows)
+        found.append(outputs(converted.model, {"x": x, "labels": labels}))
+    for name in ("loss", "x_grad", *converted.parameters.values()):
+        np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["bias", "tied", "Gemm"])
 def test_an_adapter_of_the_head(rng, kind: str) -> None:
     """Its zeros are read by the head and by the blocks, which is no sharing to warn of."""
