@@ -43,7 +43,7 @@ from onnx_backprop.opset.functions.half import note_optimisers
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, attach_kernels, check_kernels
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.order import dependencies
-from onnx_backprop.opset.graphs.walk import all_nodes, is_standard
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes, is_standard
 
 
 @as_given
@@ -339,7 +339,7 @@ class Differentiation:
         for x in self.wrt:
             if x.is_initializer() and not x.is_graph_input():
                 self.graph.inputs.append(x)
-        for domain in {node.domain for node in all_nodes(op.nodes)} - {""}:
+        for domain in {node.domain for node in all_nodes(self.graph)}.difference(DEFAULT_DOMAINS):
             self.model.opset_imports.setdefault(domain, OPSET_VERSION)  # as of com.microsoft, whose operators ours have
         return {str(x.name): gradient_names[x] for x in self.wrt}
 
