@@ -68,7 +68,8 @@ class Choice:
 class TrainingDraft(Draft):
     """A training graph while phases add to it.
 
-    loss, targets, labels: what `add_loss` has emitted. scale: the input that the loss is multiplied by. masks: the
+    loss, targets, labels, blocks, counted: what `add_loss` has emitted. scale: the input that the loss is multiplied
+    by. masks: the
     state of random numbers. statistics: each running statistic and its new value. input_gradients, parameters: each
     variable and its gradient. learning_rate, gradient_norms: as of a `TrainingGraph`. state: what a step renews.
     """
@@ -81,6 +82,8 @@ class TrainingDraft(Draft):
         self.loss = ""
         self.targets: list[str] = []
         self.labels: dict[str, Any] = {}
+        self.blocks: dict[str, int] = {}
+        self.counted: str | None = None
         self.scale: str | None = None
         self.masks: str | None = None
         self.statistics: dict[str, str] = {}
@@ -91,6 +94,7 @@ class TrainingDraft(Draft):
         self.gradient_norms: str | None = None
         self._of_model: set[str] = set()  # names of the model without its loss
         self._of_loss: set[str] = set()
+        self._shared: dict[str, list[str]] = {}
         self._forward: set[ir.Node] = set()
         self._backward: set[ir.Node] = set()
 
@@ -123,7 +127,10 @@ class TrainingDraft(Draft):
     def add_loss(self, loss: Loss | LossSum | LossFunction | None, prediction: str | None) -> None:
         """Emit the loss, which becomes the first output, with its targets as inputs."""
         self._of_model = used_names(self.graph)
-        self.model, self.loss, self.targets, self.labels = add_loss(self.model, loss, prediction)
+        self._shared = shared(self.graph.initializers.values())  # blocks of rows read what the head does once more
+        self.model, self.loss, added = add_loss(self.model, loss, prediction)
+        self.targets, self.labels, self.blocks = [str(v.name) for v in added.inputs], added.labels, added.blocks
+        self.counted = None if added.counted is None else str(added.counted.name)
         self._of_loss = used_names(self.graph) - self._of_model
 
     def choose(self, requested: Requested, *, stopped: bool) -> Choice:
@@ -188,7 +195,6 @@ class TrainingDraft(Draft):
         """
         self.model = typed(self.model)
         graph = self.graph
-        together = shared(graph.initializers.values())
         self._forward = set(graph)
         scale, target = None, next(y for y in graph.outputs if y.name == self.loss)
         if half == ir.DataType.FLOAT16:
@@ -222,7 +228,7 @@ class TrainingDraft(Draft):
         self._backward = set(graph) - self._forward
         self.input_gradients = {name: self.parameters.pop(name) for name in requested.inputs}
         trained = {*self.parameters, *self.statistics}
-        if together := {name: readers for name, readers in together.items() if name in trained}:
+        if together := {name: readers for name, readers in self._shared.items() if name in trained}:
             warn(describe_shared(together))
 
     def _gradients(self) -> list[ir.Value]:
@@ -242,6 +248,7 @@ class TrainingDraft(Draft):
             state, self.learning_rate = writer.state, str(writer.rate.name)
             if self.scale is not None:
                 writer.finite = renewed_scale(op, state, values[self.scale], list(gradients.values()))
+            writer.counted = None if self.counted is None else values[self.counted]
             writer.write(gradients)
             for g in gradients.values():
                 graph.outputs.remove(g)
