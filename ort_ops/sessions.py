@@ -26,7 +26,7 @@ from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.mapped import mapped_tensors, serialized, whole
 from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred, surface
-from onnx_backprop.opset.functions.half import OPTIMISERS, holds_half
+from onnx_backprop.opset.functions.half import holds_half, without
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
 from onnx_backprop.ort_ops.native_graph import lower
@@ -170,7 +170,7 @@ def session(
     else:
         kernels_on(options, None)
     if isinstance(model, ModelProto) and holds_half(model):
-        kwargs["disabled_optimizers"] = [*(kwargs.get("disabled_optimizers") or ()), *OPTIMISERS]
+        kwargs["disabled_optimizers"] = [*(kwargs.get("disabled_optimizers") or ()), *without(onnxruntime.__version__)]
     try:
         made = _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
     except _REFUSALS as e:

@@ -24,6 +24,15 @@ def holds_half(model: ModelProto) -> bool:
     return not kinds.isdisjoint(_HALF)
 
 
+def without(version: str) -> tuple[str, ...]:
+    """The optimisers that a session on a model in float16 goes without in a version of onnxruntime, as "1.32.0".
+
+    Not the first one where it does no harm: a MatMulNBits of accuracy_level 4 and float16 scales is wrong without it.
+    """
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return OPTIMISERS if (1, 24) <= (major, minor) <= (1, 28) else OPTIMISERS[1:]
+
+
 def note_optimisers(model: ModelProto) -> None:
     """Write down, in place, what a session on a model in float16 is to go without."""
     if holds_half(model) and all(entry.key != NOTE for entry in model.metadata_props):

@@ -12,6 +12,8 @@ Reshape to the same shape behind the Resize, which costs nothing, keeps it from 
 
 A MatMulNBits of accuracy_level 4 packs a constant weight before it knows scales or zero points that are no constants,
 and takes what it has then (1.32: its result is zero, or far off). Without the attribute it does neither that nor round.
+Scales in float16 are none either: a session that goes without FuseFp16InitializerToFp32NodeTransformer, as those on
+files in float16 do, reads them through a Cast.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def avoid_faults(model: ir.Model) -> None:
     """Rewrite what onnxruntime breaks, in place."""
     graphs = [model.graph, *model.graph.subgraphs()]
     for node in (node for graph in graphs for node in graph if node.op_type == MAT_MUL_N_BITS):
-        if not all(map(_is_constant, node.inputs[2:4])):
+        if _is_half(node.inputs[2]) or not all(map(_is_constant, node.inputs[2:4])):
             node.attributes.pop("accuracy_level", None)
     nodes = [(graph, node) for graph in graphs for node in graph if not node.domain]
     transposes = any(node.op_type == "Transpose" for _, node in nodes)
@@ -50,6 +52,10 @@ def avoid_faults(model: ir.Model) -> None:
         behind = _behind(graph, node.outputs[0], names, "Reshape")
         behind.resize_inputs(2)
         behind.replace_input_with(1, shape)
+
+
+def _is_half(value: ir.Value | None) -> bool:
+    return value is not None and value.dtype in _HALF
 
 
 def _is_constant(value: ir.Value | None) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
 from tests.support.adjoint import forward_session, run
@@ -213,6 +213,35 @@ def test_scales_that_are_no_constants_are_not_rounded_with(bits: int) -> None:
     found = dict(zip([value.name for value in own.get_outputs()], answers, strict=True))
     exact = form.a.astype(np.float64) @ form.weight().T
     np.testing.assert_allclose(found["y"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scales_in_float16_with_a_product_beside(bits: int) -> None:
+    """A Cast between float16 scales and a weight that is packed: zeros, or far off, where a session does not fold it."""
+    rng = np.random.default_rng(bits)
+    tensors = {
+        1: rng.integers(0, 256, (50, 2, 4 * bits), np.uint8),
+        2: rng.uniform(0.05, 0.15, 100).astype(np.float16),
+        0: rng.standard_normal((3, 64)).astype(np.float16),
+    }
+    attributes = {"K": 64, "N": 50, "bits": bits, "block_size": 32, "accuracy_level": 4}
+    form = Form(attributes, tensors, constant=True, seed=bits)
+    text = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float16[B,64] x) => (float16[B,50] y) {
+        h = MatMul(x, m) z = com.microsoft.MatMulNBits(h, q, s) a = MatMul(h, l) b = MatMul(a, r) y = Add(z, b) }"""
+    model = parser.parse_model(text)
+    model.graph.node[1].attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    dense = {"m": np.eye(64) / 2, "l": rng.standard_normal((64, 4)) / 8, "r": rng.standard_normal((4, 50)) / 8}
+    arrays = {name: array.astype(np.float16) for name, array in dense.items()} | {"q": tensors[1], "s": tensors[2]}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    h = form.a.astype(np.float64) @ dense["m"]
+    exact = h @ form.weight().T + h @ arrays["l"].astype(np.float64) @ arrays["r"].astype(np.float64)
+    graph = ob.training_graph(model, loss="mse", optimizer=None, trainable=["m", "l", "r"])
+    for of in (model, graph.eval_model()):
+        session = ob.session(of)
+        every = {"x": form.a, "target": np.zeros((3, 50), np.float16), **graph.initial_values()}
+        feeds = {value.name: every[value.name] for value in session.get_inputs()}
+        (y,) = session.run(["y"], feeds)
+        assert np.abs(y - exact).max() <= 0.02 * np.abs(exact).max(), of.graph.name
 
 
 @pytest.mark.parametrize("taken", [True, False])
