@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
+from onnx_backprop.converters.prepare.decoder import CacheEditor
 from onnx_backprop.converters.prepare.load import check_names
 from onnx_backprop.converters.prepare.selection import Patterns, aliases, select, written_out
 from onnx_backprop.converters.recompute.memory import fit_memory
@@ -39,6 +40,7 @@ from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
 from onnx_backprop.converters.training.update.loss_scale import renewed_scale, scaled_loss, unscale, with_default
 from onnx_backprop.converters.training.update.step import State, StepWriter, write_outputs
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.names import used_names
 
 
@@ -68,13 +70,21 @@ class Choice:
 class TrainingDraft(Draft):
     """A training graph while phases add to it.
 
+    came: the model as it is given. cache: what becomes of the cache of a decoder.
     loss, targets, labels: what `add_loss` has emitted. scale: the input that the loss is multiplied by. masks: the
     state of random numbers. statistics: each running statistic and its new value. input_gradients, parameters: each
     variable and its gradient. learning_rate, gradient_norms: as of a `TrainingGraph`. state: what a step renews.
     """
 
-    def __init__(self, model: Any, optimizer: Optimizer | None, prediction: str | None, **options: Any) -> None:
-        super().__init__(model, names={"prediction": None if prediction is None else [prediction]}, **options)
+    def __init__(
+        self, model: Any, optimizer: Optimizer | None, prediction: str | None, editor: CacheEditor, **options: Any
+    ) -> None:
+        self.came = load(model)
+        names: dict[str, Patterns | None] = {"prediction": None if prediction is None else [prediction]}
+        super().__init__(self.came, names=names, edit=editor, **options)
+        self.cache = editor.cache
+        if self.cache:
+            warn(str(self.cache))
         self.optimizer = optimizer
         self.outputs = tuple(str(value.name) for value in self.graph.outputs)
         self.inputs = [str(value.name) for value in self.graph.inputs if not value.is_initializer()]

@@ -50,6 +50,8 @@ class TrainingGraph:
     gradient_norms: the name of the output with ‖gradient‖₂ of every parameter; None where it was not asked for.
     input_gradients: each input of `wrt_inputs` and the output that is the gradient of the loss by it.
     frozen: the float initializers that could be trained and are not.
+    optional: inputs that a step may be fed, of which the graph computes what a batch leaves out: masks, positions and
+        lengths of a decoder.
     left_out: the float initializers that are no parameters, and what each is, as `exponent of Pow`.
     settings: what was asked for, as plain values.
     """
@@ -66,6 +68,7 @@ class TrainingGraph:
     input_gradients: dict[str, str] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
