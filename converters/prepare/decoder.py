@@ -10,7 +10,7 @@ Letters of shapes: batch B, length T of the tokens, P of the pasts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from onnx_backprop.converters.prepare.accept import MICROSOFT
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.prepare.selection import Patterns, select
 from onnx_backprop.opset.core.errors import UnsupportedError
-from onnx_backprop.opset.graphs.edit import assign, copied, insert
+from onnx_backprop.opset.graphs.edit import assign, copied, insert, without_tensors
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import rename, used_names
 from onnx_backprop.opset.graphs.order import ancestors, producers
@@ -84,18 +84,24 @@ class Cache:
 class CacheEditor:
     """Takes the cache out of a model, in place, when it is called; `cache` says what was done.
 
+    whole, tensors: the model before, without its initializers, and these.
+
     given: patterns of inputs that each batch gives, and further names: these stay as they are. If a past is among them,
     all pasts stay.
     """
 
     def __init__(self, given: Patterns = (), further: Iterable[str] = ()) -> None:
         self.given, self.further = given, further
+        self.whole = ModelProto()
+        self.tensors: dict[str, TensorProto] = {}
         self.cache = Cache()
 
-    def __call__(self, proto: ModelProto, stored: Collection[str]) -> None:
-        """stored: inputs that stand for weights."""
+    def __call__(self, proto: ModelProto, weights: Mapping[str, TensorProto]) -> None:
+        """weights: those that are set aside, inputs of their names standing for them."""
         graph = proto.graph
-        stored = {*stored, *(tensor.name for tensor in graph.initializer)}
+        self.tensors = {**weights, **{tensor.name: tensor for tensor in graph.initializer}}
+        self.whole = without_tensors(proto, self.tensors)
+        stored = set(self.tensors)
         inputs = [value.name for value in graph.input if value.name not in stored]
         given = set(select("given", self.given, inputs)) if self.given else set[str]()
         given |= set(inputs).intersection(self.further)
@@ -103,6 +109,7 @@ class CacheEditor:
         decoder = _Decoder(graph, stored)
         pasts = decoder.pasts()
         presents = list(dict.fromkeys([*presents, *decoder.presents(pasts)]))
+        needed = _needed(graph)
         if not (pasts or presents or decoder.nodes(_GROUPED)):
             return
         if len(presents) < len(graph.output):
@@ -112,7 +119,8 @@ class CacheEditor:
         tokens, counts = decoder.counts(given, pasts)
         if not kept:
             decoder.empty(pasts)
-        _drop_dead(graph)
+        dead = needed - _needed(graph)
+        assign(graph.node, [node for n, node in enumerate(graph.node) if n not in dead])
         _derive(decoder, tokens, counts, pasts, kept=kept)
         assign(graph.input, [value for value in graph.input if value.name not in gone])
         emptied = tuple(name for name in inputs if name in gone)
@@ -293,11 +301,9 @@ class _Decoder:
         return next(iter(rows), None)
 
 
-def _drop_dead(graph: GraphProto) -> None:
-    """Take away the nodes that no output needs."""
-    nodes = list(graph.node)
-    needed = ancestors(nodes, [value.name for value in graph.output])
-    assign(graph.node, [nodes[n] for n in needed])
+def _needed(graph: GraphProto) -> set[int]:
+    """The positions of the nodes that outputs need."""
+    return set(ancestors(graph.node, [value.name for value in graph.output]))
 
 
 def _derive(decoder: _Decoder, tokens: str, counts: dict[str, str], pasts: dict[str, int], *, kept: bool) -> None:

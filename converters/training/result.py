@@ -21,6 +21,7 @@ from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, OPTIONAL, described
 from onnx_backprop.converters.training.settings import Settings
 from onnx_backprop.converters.training.slots import MEAN, Slot
+from onnx_backprop.converters.training.whole_decoder import kept
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import assign, replace_values, without_tensors
@@ -173,12 +174,16 @@ class TrainingGraph:
     ) -> ModelProto:
         """The plain model in inference mode: inputs, outputs and metadata as they came, the weights `values`.
 
+        Of a decoder that is its nodes as they came too, with pasts and presents, unless tensors were tied.
+
         values: of parameters, trained or frozen, and statistics; those left out are as in the model that came.
         outputs: names of tensors to give in the place of the model's outputs.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
         self._require_values(values or ())
-        model = _part(self, list(outputs or self.outputs), None, keep_inputs=False)
+        model = None if outputs else kept(self.model)
+        if model is None:
+            model = _part(self, list(outputs or self.outputs), None, keep_inputs=False)
         tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         known = {*self.forward_state, *self.frozen, *self.parameters}
         for name, value in (values or {}).items():

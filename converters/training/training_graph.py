@@ -172,7 +172,7 @@ def training_graph(
         parameters=draft.parameters,
         input_gradients=draft.input_gradients,
         outputs=draft.outputs,
-        optional=draft.cache.derived,
+        optional=draft.editor.cache.derived,
         learning_rate=draft.learning_rate,
         state=draft.state,
         gradient_norms=draft.gradient_norms,
@@ -190,5 +190,7 @@ def training_graph(
             frozen_statistics=kept,
         ).described(),
     )
+    if not (tie or untie):
+        draft.keep_decoder(result.model)
     result.describe()
     return result
