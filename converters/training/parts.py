@@ -7,6 +7,7 @@ from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large
 from onnx_backprop.converters.recompute.marks import ROUNDED, originals
 from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.loops.rows import drop_row_gradients
 from onnx_backprop.converters.reverse.loops.steps import drop_stacks
 from onnx_backprop.converters.training.metadata import METADATA
 from onnx_backprop.converters.training.modes import infer_mode
@@ -42,6 +43,7 @@ def part(whole: TrainingGraph, outputs: list[str], graph_name: str | None, *, ke
         node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
     infer_mode(graph)
     drop_stacks(graph)
+    drop_row_gradients(graph)
     _prune(graph)
     needed = {value for value in graph.outputs if value.producer() is None}
     for value in list(graph.inputs):

@@ -73,9 +73,10 @@ class TrainingDraft(Draft):
     """A training graph while phases add to it.
 
     came: the model as it is given. editor: what becomes of the cache of a decoder.
-    loss, targets, labels: what `add_loss` has emitted. scale: the input that the loss is multiplied by. masks: the
-    state of random numbers. statistics: each running statistic and its new value. input_gradients, parameters: each
-    variable and its gradient. learning_rate, gradient_norms: as of a `TrainingGraph`. state: what a step renews.
+    loss, targets, labels, blocks, counted: what `add_loss` has emitted. scale: the input that the loss is multiplied
+    by. masks: the state of random numbers. statistics: each running statistic and its new value. input_gradients,
+    parameters: each variable and its gradient. learning_rate, gradient_norms: as of a `TrainingGraph`. state: what a
+    step renews.
     """
 
     def __init__(
@@ -92,6 +93,8 @@ class TrainingDraft(Draft):
         self.loss = ""
         self.targets: list[str] = []
         self.labels: dict[str, Any] = {}
+        self.blocks: dict[str, int] = {}
+        self.counted: str | None = None
         self.scale: str | None = None
         self.masks: str | None = None
         self.statistics: dict[str, str] = {}
@@ -134,7 +137,9 @@ class TrainingDraft(Draft):
     def add_loss(self, loss: Loss | LossSum | LossFunction | None, prediction: str | None) -> None:
         """Emit the loss, which becomes the first output, with its targets as inputs."""
         self._of_model = used_names(self.graph)
-        self.model, self.loss, self.targets, self.labels = add_loss(self.model, loss, prediction)
+        self.model, self.loss, added = add_loss(self.model, loss, prediction)
+        self.targets, self.labels, self.blocks = [str(v.name) for v in added.inputs], added.labels, added.blocks
+        self.counted = None if added.counted is None else str(added.counted.name)
         self._of_loss = used_names(self.graph) - self._of_model
 
     def choose(self, requested: Requested, *, stopped: bool) -> Choice:
@@ -253,6 +258,7 @@ class TrainingDraft(Draft):
             state, self.learning_rate = writer.state, str(writer.rate.name)
             if self.scale is not None:
                 writer.finite = renewed_scale(op, state, values[self.scale], list(gradients.values()))
+            writer.counted = None if self.counted is None else values[self.counted]
             writer.write(gradients)
             for g in gradients.values():
                 graph.outputs.remove(g)

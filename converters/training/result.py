@@ -235,6 +235,9 @@ class TrainingGraph:
             lines.append(printable(f"BatchNormalization in inference mode, being frozen: {shown}"))
         if told := self.memory_told():
             lines.append(f"activations: {told}")
+        if blocks := self.options.blocks:
+            told = ", ".join(f"{name} in blocks of {rows} rows at most" for name, rows in blocks.items())
+            lines.append(printable(f"last product and loss: {told}; logits are whole only where they are asked for"))
         if any(what not in NEVER_TRAINED for what in self.left_out.values()):
             lines.append("A name that is written out in `trainable` is trained all the same.")
         return [wrapped(line) for line in lines]

@@ -64,7 +64,8 @@ def training_graph(
             "l1": mean(|y - t|), derivative 0 where y = t;
             "huber": mean of d²/2 where |d| <= 1, else |d| - 1/2, d = y - t;
             "bce_with_logits": mean(max(y, 0) - y·t + log(1 + exp(-|y|)));
-            "softmax_cross_entropy": mean of -log softmax(y)[label] over all positions, classes along axis 1;
+            "softmax_cross_entropy": mean of -log softmax(y)[label] over all positions; "next_token": the same of the
+            label behind each token, see `losses.NextToken`;
             "bce" and "nll": the same of probabilities; "smooth_l1", "focal", "dice", "tversky", "kl_div",
             "cosine_embedding", "ctc"; a sum of losses, as 0.7 * losses.Dice("mask") + losses.MSE("depth"), or a dict of
             outputs and losses;
@@ -183,6 +184,7 @@ def training_graph(
             optimizer=plain(updater),
             loss_inputs=draft.targets,
             labels=draft.labels,
+            blocks=draft.blocks,
             training_mode=training_mode,
             precision=precision,
             doubtful=choice.doubtful,

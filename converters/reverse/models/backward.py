@@ -339,7 +339,7 @@ class Differentiation:
         for x in self.wrt:
             if x.is_initializer() and not x.is_graph_input():
                 self.graph.inputs.append(x)
-        if any(node.domain == DOMAIN for node in all_nodes(op.nodes)):
+        if any(node.domain == DOMAIN for node in all_nodes(self.graph)):
             self.model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
         return {str(x.name): gradient_names[x] for x in self.wrt}
 
