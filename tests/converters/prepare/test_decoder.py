@@ -13,7 +13,12 @@ import pytest
 from onnx import ModelProto, helper
 
 import onnx_backprop as ob
-from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import (
+    InvalidArgumentError,
+    InvalidModelError,
+    OnnxBackpropWarning,
+    UnsupportedError,
+)
 from tests.converters.prepare.decoders import FORMS, HEADS, SIZE, VOCABULARY, B, P, T, decoder, merged
 
 RNG = np.random.default_rng(1)
@@ -47,7 +52,7 @@ def without_cache(form: str, mask: np.ndarray, positions: np.ndarray) -> dict[st
 
 def empty_pasts(model: ModelProto) -> dict[str, Any]:
     """Pasts of length 0 in the shapes that a model declares."""
-    lengths = {"batch": B, "past": 0}
+    lengths = {"batch": B, "past": 0, "head": SIZE}
     return {
         v.name: np.zeros([lengths.get(d.dim_param, d.dim_value) for d in v.type.tensor_type.shape.dim], np.float32)
         for v in model.graph.input
@@ -154,6 +159,18 @@ def test_pasts_that_each_batch_has_are_used_and_have_gradients() -> None:
     step = 1e-2
     difference = (loss(pasts[name] + step * direction) - loss(pasts[name] - step * direction)) / (2 * step)
     np.testing.assert_allclose((got[name] * direction).sum(), difference, rtol=2e-3, atol=1e-5)
+
+
+def test_a_length_of_an_empty_past_that_nobody_knows_is_refused_where_it_is_read() -> None:
+    model = decoder("by length")
+    three = onnx.numpy_helper.from_array(np.array(3), "three")
+    model.graph.initializer.append(three)
+    shape = next(n.output[0] for n in model.graph.node if n.op_type == "Shape" and n.input[0] == "past.0.key")
+    next(n for n in model.graph.node if n.input and n.input[0] == shape).input[1] = "three"
+    with pytest.raises(
+        UnsupportedError, match=re.escape("'past.0.key' cannot be empty: nodes read the length of its axis 3")
+    ):
+        ob.training_graph(model, loss=LOSS)
 
 
 def test_one_sentence_says_what_was_done() -> None:
