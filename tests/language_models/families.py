@@ -20,7 +20,7 @@ peft: Any = import_module("peft")
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 FOLDER = Path(os.environ.get("LANGUAGE_MODELS", ""))  # of what make_models.py has written
-FAMILIES = ("llama", "llama_apart", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gptoss", "smollm3")
+FAMILIES = ("llama", "llama_apart", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "phi3", "gptoss", "smollm3")
 PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 STEPS, ROWS, TOKENS = 10, 2, 8  # tokens within the sliding windows: the builder leaves Mistral's out
 

@@ -279,3 +279,35 @@ def test_a_damaged_record_of_the_decoder_is_refused() -> None:
             entry.value = entry.value[: len(entry.value) // 2]
     with pytest.raises(InvalidModelError, match=re.escape("onnx_backprop.decoder")):
         graph.inference_model()
+
+
+def test_tables_of_rotations_that_a_branch_chooses_are_no_parameters() -> None:
+    """As of Phi-3, whose builder writes tables for short and for long texts."""
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["x"]),
+        helper.make_node("Shape", ["input_ids"], ["shape"], start=1),
+        helper.make_node("Greater", ["shape", "three"], ["long"]),
+        helper.make_node("If", ["long"], ["cos", "sin"], **{f"{b}_branch": _tables(b) for b in ("then", "else")}),
+        helper.make_node("RotaryEmbedding", ["x", "positions", "cos", "sin"], ["y"], domain="com.microsoft"),
+        helper.make_node("MatMul", ["y", "w"], ["logits"]),
+    ]
+    stored = [("table", (VOCABULARY, 8)), ("w", (8, VOCABULARY))]
+    weights = [onnx.numpy_helper.from_array(RNG.normal(size=s).astype(np.float32), n) for n, s in stored]
+    weights.append(onnx.numpy_helper.from_array(np.array([3]), "three"))
+    inputs = [helper.make_tensor_value_info(n, 7, ["batch", "tokens"]) for n in ("input_ids", "positions")]
+    outputs = [helper.make_tensor_value_info("logits", 1, None)]
+    graph = helper.make_graph(nodes, "rotated", inputs, outputs, weights)
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    made = ob.training_graph(helper.make_model(graph, opset_imports=imports, ir_version=10), loss=LOSS)
+    assert set(made.parameters) == {"table", "w"}
+    assert set(made.left_out.values()) == {"rotation of RotaryEmbedding"}
+    assert len(made.left_out) == 4
+
+
+def _tables(branch: str) -> onnx.GraphProto:
+    nodes = []
+    for name in ("cos", "sin"):
+        table = onnx.numpy_helper.from_array(RNG.normal(size=(16, 4)).astype(np.float32))
+        nodes.append(helper.make_node("Constant", [], [f"{name}_{branch}"], value=table))
+    outputs = [helper.make_tensor_value_info(node.output[0], 1, (16, 4)) for node in nodes]
+    return helper.make_graph(nodes, branch, [], outputs)
