@@ -77,6 +77,8 @@ def _same(a: TensorProto, b: TensorProto) -> bool:
     """Whether two tensors hold the same numbers in the same type."""
     if (a.data_type, a.dims) != (b.data_type, b.dims):
         return False
+    if TensorProto.EXTERNAL in (a.data_location, b.data_location):
+        return list(a.external_data) == list(b.external_data)
     if a.HasField("raw_data") and b.HasField("raw_data"):
         return a.raw_data == b.raw_data
     return numpy_helper.to_array(a).tobytes() == numpy_helper.to_array(b).tobytes()

@@ -80,11 +80,14 @@ def test_gradients_are_those_without_a_cache(form: str, fixed: bool) -> None:
     assert_equal(gradients(decoder(form, fixed=fixed), feeds), expected)
 
 
-@pytest.mark.parametrize("form", ["plain", "MultiHeadAttention", "GroupQueryAttention"])
-def test_a_mask_that_a_batch_has_is_used_and_positions_follow_it(form: str) -> None:
-    positions = np.array([[0, 1, 2, 1], [0, 1, 2, 3]])  # as transformers: the cumulative sum less 1, and 1 where masked
-    got = gradients(decoder(form), {"input_ids": IDS, "labels": LABELS, "attention_mask": PADDED})
-    assert_equal(got, without_cache(form, PADDED, positions))
+@pytest.mark.parametrize(
+    ("form", "left"), [("plain", True), ("plain", False), ("MultiHeadAttention", True), ("GroupQueryAttention", False)]
+)
+def test_a_mask_that_a_batch_has_is_used_and_positions_follow_it(form: str, left: bool) -> None:
+    mask = PADDED[:, ::-1] if left else PADDED
+    first = [1, 0, 1, 2] if left else [0, 1, 2, 1]  # as transformers: the cumulative sum less 1, and 1 where masked
+    got = gradients(decoder(form), {"input_ids": IDS, "labels": LABELS, "attention_mask": mask})
+    assert_equal(got, without_cache(form, mask, np.array([first, [0, 1, 2, 3]])))
 
 
 def test_positions_that_a_batch_has_are_used() -> None:
@@ -260,16 +263,22 @@ def test_a_past_that_is_fed_to_a_graph_without_it_is_refused_with_advice() -> No
 
 def test_a_model_that_only_joins_two_inputs_is_no_decoder() -> None:
     nodes = [
-        helper.make_node("Concat", ["a", "b"], ["joined"], axis=1),
-        helper.make_node("MatMul", ["joined", "w"], ["y"]),
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("Concat", ["a", "b"], ["joined"], axis=2),
+        helper.make_node("Concat", ["c", "a"], ["more"], axis=2),
+        helper.make_node("MatMul", ["joined", "rows"], ["product"]),
+        helper.make_node("MatMul", ["more", "rows"], ["other"]),
+        helper.make_node("Concat", ["product", "other"], ["y"], axis=2),
     ]
-    weight = onnx.numpy_helper.from_array(RNG.normal(size=(3, 3)).astype(np.float32), "w")
-    inputs = [helper.make_tensor_value_info(n, 1, ["batch", k, 3]) for n, k in (("a", 2), ("b", "more"))]
-    outputs = [helper.make_tensor_value_info(n, 1, None) for n in ("joined", "y")]
-    graph = helper.make_graph(nodes, "features", inputs, outputs, [weight])
+    table = onnx.numpy_helper.from_array(RNG.normal(size=(VOCABULARY, 3)).astype(np.float32), "table")
+    inputs = [helper.make_tensor_value_info(n, 1, ["batch", 2, f"length_{n}", 3]) for n in "abc"]
+    inputs.append(helper.make_tensor_value_info("ids", 7, ["rows", 3]))
+    outputs = [helper.make_tensor_value_info(n, 1, None) for n in ("joined", "more", "y")]
+    graph = helper.make_graph(nodes, "features", inputs, outputs, [table])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     made = ob.training_graph(model, loss="mse", prediction="y")
-    assert made.inputs == ("a", "b", "target")
+    assert made.inputs == ("a", "b", "c", "ids", "target")
+    assert made.outputs == ("joined", "more", "y")
 
 
 def test_a_damaged_record_of_the_decoder_is_refused() -> None:
