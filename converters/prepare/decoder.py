@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from onnx_backprop.converters.prepare.cache.inputs import GROUPED, MOVED, Decoder
 from onnx_backprop.converters.prepare.cache.from_tokens import derive
+from onnx_backprop.converters.prepare.cache.inputs import GROUPED, MOVED, Decoder
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.prepare.selection import Patterns, select
 from onnx_backprop.opset.graphs.edit import assign, copied, without_tensors
