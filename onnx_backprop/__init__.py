@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.finetune.head import replace_head
     from onnx_backprop.converters.finetune.lora import LoraModel, lora
     from onnx_backprop.converters.prepare.ir_models import use_kernels
+    from onnx_backprop.converters.prepare.writing.files import save_model
     from onnx_backprop.converters.quantized.dequantize import dequantize
     from onnx_backprop.converters.reverse.models.backward import backward
     from onnx_backprop.converters.reverse.models.derivatives import Derivative, derivatives
@@ -111,6 +112,7 @@ __all__ = [
     "replace_head",
     "requantize",
     "save_adapter",
+    "save_model",
     "schedules",
     "session",
     "supported_ops",
@@ -144,6 +146,7 @@ _WHERE = {
     "converters.training.training_graph": "training_graph",
     "converters.training.standard.training_info": "from_training_info to_training_info",
     "converters.prepare.ir_models": "use_kernels",
+    "converters.prepare.writing.files": "save_model",
     "checking": "check_gradients",
     "functions": "value_and_grad",
     "ort_ops": "register_ops session",

@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
-from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, ValueInfoProto, helper
 
 from onnx_backprop.converters.derivatives.products import hvp as hvp_model
 from onnx_backprop.converters.derivatives.products import scalar_gradient
 from onnx_backprop.converters.derivatives.work import Options
 from onnx_backprop.converters.reverse.models.derivatives import derivatives
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.opset.graphs.names import unique, used_names
@@ -112,7 +113,7 @@ class ValueAndGrad:
             of = [y]
         gradients = scalar_gradient(source, wrt, of, advice=_ADVICE, **options)
         made = derivatives(gradients)[-1]
-        values = {tensor.name: numpy_helper.to_array(tensor) for tensor in source.graph.initializer}
+        values = {tensor.name: to_array(tensor) for tensor in source.graph.initializer}
         self._feeds = {name: np.asarray(value) for name, value in feeds.items() if name not in made.results}
         self._variables = _variables(gradients, list(made.results), {**values, **feeds})
         self._size = self._variables[-1].part.stop

@@ -13,6 +13,7 @@ from onnx_backprop.ort_ops.sessions import (
     run_bound,
     session,
 )
+from onnx_backprop.ort_ops.weights import take_weights
 
 __all__ = [
     "SessionOptions",
@@ -25,5 +26,6 @@ __all__ = [
     "require_operators",
     "run_bound",
     "session",
+    "take_weights",
     "use_kernels",
 ]

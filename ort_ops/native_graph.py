@@ -33,7 +33,7 @@ def lower(
     """
     if kernels is None:
         return NativeGraph(model)
-    model = load(model)
+    model = load(model, mapped=True)
     if kernels == "native":
         return native(model, ends, updates)
     attach_kernels(model, kernels)

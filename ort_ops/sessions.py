@@ -14,7 +14,7 @@ from copy import deepcopy
 from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import onnxruntime
@@ -23,12 +23,14 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ign
 
 from onnx_backprop.opset.core.errors import InvalidModelError, KernelError
 from onnx_backprop.opset.core.limits import Limits
+from onnx_backprop.opset.core.mapped import mapped_tensors, serialized, whole
 from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred, surface
 from onnx_backprop.opset.functions.half import OPTIMISERS, holds_half
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
 from onnx_backprop.ort_ops.native_graph import lower
+from onnx_backprop.ort_ops.weights import give_values
 
 if TYPE_CHECKING:
     from typing import Any as SessionOptions  # a class in C, of which type checkers know nothing
@@ -47,6 +49,7 @@ _TOO_EARLY = (
     "onnx_backprop.register_ops(options) in the place of options.register_custom_ops_library(…), which it does too"
 )
 _registered: WeakSet[SessionOptions] = WeakSet()
+_settings: WeakKeyDictionary[SessionOptions, dict[str, Any]] = WeakKeyDictionary()  # what `_options` was called with
 # Libraries take an operator once, and the first sessions may be made by several threads at once.
 _registration = threading.RLock()
 if hasattr(os, "register_at_fork"):
@@ -148,22 +151,31 @@ def session(
     its sentence; KernelError for "numpy" and "numba" without onnxruntime-extensions or llvmlite, and for "numba"
     without Numba; what `use_kernels` raises.
     """
-    model = load(model) if is_ir_model(model) else model
-    path = None if isinstance(model, ModelProto) else existing(model)
+    path = None if isinstance(model, ModelProto) or is_ir_model(model) else existing(model)
+    if kernels is not None or is_ir_model(model):
+        model = load(model, mapped=True)
     options = session_options or default_options(python_operators=kernels in PYTHON_KERNELS)
-    kernels = kernels_on(options, kernels)
-    source: str | bytes
-    if kernels is None:
-        source = model.SerializeToString() if isinstance(model, ModelProto) else str(path)
+    source, weights = str(path), list[onnxruntime.OrtValue]()
+    if isinstance(model, ModelProto):
+        mapped = any(mapped_tensors(model))
+        if mapped and options in _settings:  # weights are given to options for good, so not to those that others have
+            options = _options(**_settings[options])
+        elif mapped:
+            model = whole(model)
+        kernels = kernels_on(options, kernels)
+        model = deepcopy(model) if kernels is not None or mapped else model
+        model = lower(model, kernels).model
+        weights = give_values(model, options)
+        source = serialized(model)
     else:
-        model = lower(deepcopy(model) if isinstance(model, ModelProto) else load(model), kernels).model
-        source = model.SerializeToString()
+        kernels_on(options, None)
     if isinstance(model, ModelProto) and holds_half(model):
         kwargs["disabled_optimizers"] = [*(kwargs.get("disabled_optimizers") or ()), *OPTIMISERS]
     try:
         made = _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
     except _REFUSALS as e:
         raise InvalidModelError(f"onnxruntime does not load the model: {e}") from e
+    made.weights = weights
     if native_kernels_work():
         from onnx_backprop.ort_ops.runtime import ahead
 
@@ -202,6 +214,7 @@ def _compiling(method: _Method) -> _Method:
 
 class _Session(onnxruntime.InferenceSession):
     twice: Callable[..., Any] | None = None  # `ahead.run`, where a run may take place twice
+    weights: Sequence[onnxruntime.OrtValue] = ()  # which it reads and does not hold
     __init__ = _surfacing(onnxruntime.InferenceSession.__init__)
     run = _compiling(_surfacing(onnxruntime.InferenceSession.run))
     run_with_ort_values = _compiling(_surfacing(onnxruntime.InferenceSession.run_with_ort_values))
@@ -258,16 +271,10 @@ def _missing() -> str:
     return ""
 
 
-@cache
-def default_options(*, python_operators: bool, lean: bool = False, threads: int = 0) -> SessionOptions:
-    """Options for somebody who has none of their own, the same for all: what is registered with options is never freed.
-
-    Only the end of the process is logged: errors come as exceptions, and onnxruntime warns of every initializer that
-    can be overridden, which parameters are. No spinning with Python operators: onnxruntime's worker threads, waiting
-    busily between nodes, would take the cores from NumPy's (measured: half the speed). lean: see `be_lean`.
-    threads: of an operator; 0 for one on each core.
-    """
+def _options(*, python_operators: bool, lean: bool = False, threads: int = 0) -> SessionOptions:
+    """`default_options` that nobody else has."""
     options = onnxruntime.SessionOptions()
+    _settings[options] = {"python_operators": python_operators, "lean": lean, "threads": threads}
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
     options.add_session_config_entry(
@@ -278,6 +285,18 @@ def default_options(*, python_operators: bool, lean: bool = False, threads: int 
     if python_operators:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
+
+
+@cache
+def default_options(*, python_operators: bool, lean: bool = False, threads: int = 0) -> SessionOptions:
+    """Options for somebody who has none of their own, the same for all: what is registered with options is never freed.
+
+    Only the end of the process is logged: errors come as exceptions, and onnxruntime warns of every initializer that
+    can be overridden, which parameters are. No spinning with Python operators: onnxruntime's worker threads, waiting
+    busily between nodes, would take the cores from NumPy's (measured: half the speed). lean: see `be_lean`.
+    threads: of an operator; 0 for one on each core.
+    """
+    return _options(python_operators=python_operators, lean=lean, threads=threads)
 
 
 def be_lean(options: SessionOptions) -> SessionOptions:

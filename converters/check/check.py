@@ -23,6 +23,7 @@ from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.prepare.submodel import Submodels, boundary, chunks, with_outputs
 from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import copied
@@ -116,7 +117,7 @@ class NodeByNode:
     def _values(self, nodes: Sequence[NodeProto]) -> Feeds:
         """The values of everything that some nodes read."""
         names = sorted({name for node in nodes for name in reads(node)})
-        constants = {name: numpy_helper.to_array(t) for name, t in self.submodels.constants.items() if name in names}
+        constants = {name: to_array(t) for name, t in self.submodels.constants.items() if name in names}
         wanted = [name for name in names if name not in constants]
         computed = self.examiner.open(with_outputs(self.prepared, wanted))(self.feeds) if wanted else {}
         return constants | computed

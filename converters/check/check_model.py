@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from onnx_backprop.converters.check.differences import FLOAT32, FLOAT64, KINK, WRONG, Answer, Point, Precision, judge
@@ -26,6 +26,7 @@ from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import assign, copied
 
 Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
@@ -111,7 +112,7 @@ class Examiner:
         subject = self._subject(model, wrt, of)
         model = subject.whole
         forward = self.open(subject.model)
-        defaults = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name in subject.variables}
+        defaults = {t.name: to_array(t) for t in model.graph.initializer if t.name in subject.variables}
         feeds = self._feeds(subject, forward, check_given(model, given, defaults))
         values = {name: feeds.get(name, defaults.get(name)) for name in subject.variables}
         values = {name: np.asarray(value) for name, value in values.items()}

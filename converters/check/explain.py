@@ -180,7 +180,7 @@ def explain_gradients(
 
     Raises: InvalidArgumentError for unknown names and integer outputs, InvalidModelError.
     """
-    proto = load(model)
+    proto = load(model, mapped=True)
     _, ir_model = prepared(proto, stop=stop, free=free, wrt=wrt, of=of)
     graph = ir_model.graph
     values = {str(v.name): v for v in (*graph.initializers.values(), *graph.inputs)}

@@ -14,6 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from onnx_backprop.converters.prepare.accept import MICROSOFT
 from onnx_backprop.converters.prepare.exporters.origins import module_of
 from onnx_backprop.converters.prepare.large_weights import FLOATS
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import producers
@@ -165,7 +166,7 @@ class Layers:
 
     def array(self, weight: Stored) -> np.ndarray:
         """The weight of an exact layer as its node reads it."""
-        array = numpy_helper.to_array(self.tensors[weight.tensor])
+        array = to_array(self.tensors[weight.tensor])
         for link in weight.chain:
             if link.op_type == "Transpose":
                 array = array.transpose(attributes_of(link).get("perm"))

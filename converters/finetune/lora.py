@@ -20,6 +20,7 @@ from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.selection import Patterns, select
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable, warn
 from onnx_backprop.opset.core.hints import near
+from onnx_backprop.opset.core.mapped import to_array, whole_if_possible
 from onnx_backprop.opset.graphs.edit import replace_values, without_tensors
 from onnx_backprop.opset.graphs.names import unique
 
@@ -65,7 +66,8 @@ class LoraModel:
 
         values: of `trainable` and any other initializers, as `Trainer.parameters()` gives them; those left out are as
         in `model`. A quantized weight would have to be rounded anew to take up ΔW, and one that is stored in another
-        type than it is used in: beside such the adapter stays, as constants.
+        type than it is used in: beside such the adapter stays, as constants. Of a base with more than 2 GB in files
+        the result refers to these; `save_model` writes it.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
         arrays = self._arrays(values)
@@ -81,20 +83,21 @@ class LoraModel:
             if own[0].exact:
                 weight = layers.array(own[0].weight)
                 factors = (arrays[name].astype(np.float64) for name in (adapter.down, adapter.up))
-                change = self.scale * form_of(own[0]).product(*factors)
-                merged = (weight.astype(np.float64) + change).astype(weight.dtype)
-                layers.put([(layer.node, layer.place) for layer in own], merged)
+                change = np.asarray(form_of(own[0]).product(*factors))
+                change *= self.scale
+                change += weight
+                layers.put([(layer.node, layer.place) for layer in own], change.astype(weight.dtype))
                 continue
             for name in (adapter.down, adapter.up):
                 layers.add(numpy_helper.from_array(arrays[name], name))
             _add(layers, own, adapter, self.scale, replaced)
         layers.finish(replaced)
-        return model
+        return whole_if_possible(model)
 
     def _arrays(self, values: Values) -> dict[str, np.ndarray]:
         """The values of `trainable`, those given in the place of the model's; and further ones that are given."""
         tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
-        arrays = {name: numpy_helper.to_array(tensors[name]) for name in self.trainable}
+        arrays = {name: to_array(tensors[name]) for name in self.trainable}
         for name, value in values.items():
             if name not in tensors:
                 raise InvalidArgumentError(f"values: expected names of initializers, got {name!r}{near(name, tensors)}")

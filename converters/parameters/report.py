@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.choice import Choice
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
+from onnx_backprop.converters.parameters.values import is_uniform
 from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING, SEPARATED, origin_of, restored
 from onnx_backprop.converters.prepare.exporters.torch_metadata import TIES
 from onnx_backprop.opset.core.errors import printable, warn
@@ -120,9 +121,12 @@ def equal_weights(trained: Collection[ir.Value]) -> list[str]:
     alike: dict[tuple[object, ...], list[ir.Value]] = {}
     for value in matrices:
         if value.const_value is not None and size(value) >= _LEAST:
-            alike.setdefault((value.dtype, *sorted(value.const_value.shape.numpy())), []).append(value)
-    every = [(a, b) for group in alike.values() for a, b in combinations(group, 2) if _are_equal(a, b)]
-    pairs = [(a, b) for a, b in every if _NUMBER.sub("", shown(a)) != _NUMBER.sub("", shown(b))]  # copies of a layer
+            array = value.const_value.numpy()
+            if not is_uniform(array):
+                alike.setdefault((value.dtype, *sorted(array.shape), float(array[0, 0])), []).append(value)
+    pairs = [pair for group in alike.values() for pair in combinations(group, 2)]
+    pairs = [(a, b) for a, b in pairs if _NUMBER.sub("", shown(a)) != _NUMBER.sub("", shown(b))]  # no copies of a layer
+    pairs = [(a, b) for a, b in pairs if _are_equal(a, b)]
     return [
         f"{shown(a)} and {shown(b)} hold the same numbers and are trained apart. If the module has one parameter for "
         f"both, tie=[({str(a.name)!r}, {str(b.name)!r})] keeps them equal"
@@ -164,7 +168,7 @@ def _are_equal(a: ir.Value, b: ir.Value) -> bool:
     for other in (second, second.T):
         if first.shape != other.shape or not np.array_equal(first[:1], other[:1]):
             continue
-        if np.array_equal(first, other) and np.ptp(first.astype(np.float32)):
+        if np.array_equal(first, other):
             return True
     return False
 

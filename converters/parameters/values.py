@@ -9,6 +9,7 @@ REPEATED, SLOPES = "one filter for all channels", "slopes of positions"
 _HUGE = {2: 6e4, 4: 1e30, 8: 1e30}  # size of the element type -> from here on a number is a limit
 _MASKED = -100.0  # what a mask adds is this or less
 _HEAD, _ROWS = 256, 64  # numbers of a tensor, rows of a table, that are looked at
+_LARGE = 2**20  # numbers of a matrix of which some rows are looked at first
 _RAMP = 4  # numbers in a row that are no chance any more
 _VARIED = 0.5  # how far apart the numbers of a table of angles are
 _SHARP, _NEIGHBOURS = 0.98, 5  # the share of a wave's energy that lies in so many frequencies side by side
@@ -54,12 +55,23 @@ def in_product(array: np.ndarray) -> str | None:
     lengths = [n for n in array.shape if n > 1]
     if len(lengths) != 2:
         return None
-    matrix = array.reshape(lengths).astype(np.float64)
+    matrix = array.reshape(lengths)
+    if array.size > _LARGE and not any(map(_may_be_none, (matrix, matrix.T))):
+        return None
+    matrix = matrix.astype(np.float64)
     if not np.isfinite(matrix).all():
         return None
     if _turns(matrix) or _turns(matrix.T):
         return ANGLES
     return BANK if any(_are_waves(m) or _are_bands(m) for m in (matrix, matrix.T)) else None
+
+
+def _may_be_none(rows: np.ndarray) -> bool:
+    """Whether some rows of a large matrix leave open that it is no weight; they take less time than all."""
+    first, middle = (part[:_ROWS].astype(np.float64) for part in (rows, rows[len(rows) // 2 :]))
+    if not (np.isfinite(first).all() and np.isfinite(middle).all()):
+        return False
+    return _turns(first) or bool(middle.min() >= 0 or _sharp_share(middle)[0] >= 0.5)
 
 
 def holds_angles(array: np.ndarray) -> bool:
@@ -70,8 +82,7 @@ def holds_angles(array: np.ndarray) -> bool:
     rows = array.reshape(lengths)
     if len(rows) <= 4 or np.abs(rows[:_ROWS]).max() > 1.0 + 1e-6:
         return False
-    rows = rows.astype(np.float64)
-    return any(_turns(part) or _turns_in_grid(part) for part in (rows, rows[1:]))
+    return any(_turns(part[:_ROWS].astype(np.float64)) or _turns_in_grid(part) for part in (rows, rows[1:]))
 
 
 def are_sine_and_cosine(a: np.ndarray, b: np.ndarray) -> bool:
@@ -103,11 +114,20 @@ def _turns_in_grid(table: np.ndarray) -> bool:
         if len(table) % height:
             continue
         grid = table.reshape(height, -1, table.shape[1])
-        along_height = np.ptp(grid, axis=1).max(axis=0) <= 1e-5
-        along_width = np.ptp(grid, axis=0).max(axis=0) <= 1e-5
+        if not (
+            _stays(corner := grid[:2, :2].astype(np.float64), 0) | _stays(corner, 1)
+        ).all():  # nor does the whole, which may be large
+            continue
+        grid = grid.astype(np.float64)
+        along_height, along_width = _stays(grid, 1), _stays(grid, 0)
         if (along_height | along_width).all() and along_height.any() and along_width.any():
             return _turns(grid[:, 0, along_height]) and _turns(grid[0][:, ~along_height])
     return False
+
+
+def _stays(grid: np.ndarray, axis: int) -> np.ndarray:
+    """Whether a column is the same all along an axis of a grid, of each column."""
+    return np.ptp(grid, axis=axis).max(axis=0) <= 1e-5
 
 
 def _are_waves(rows: np.ndarray) -> bool:
@@ -115,12 +135,20 @@ def _are_waves(rows: np.ndarray) -> bool:
     count, length = rows.shape
     if length < 16 or count < 8:
         return False
+    share, peaks, kept = _sharp_share(rows)
+    return share >= 0.9 and peaks >= max(4, kept // 3)
+
+
+def _sharp_share(rows: np.ndarray) -> tuple[float, int, int]:
+    """The share of the rows that are waves of few frequencies, how many frequencies there are, and how many rows."""
     energy = np.abs(np.fft.rfft(rows)) ** 2
     total = energy.sum(axis=1)
     kept = total > 1e-12 * max(float(total.max()), 1e-300)
+    if energy.shape[1] < _NEIGHBOURS:
+        return 0.0, 0, 0
     sharp = np.lib.stride_tricks.sliding_window_view(energy, _NEIGHBOURS, axis=1).sum(axis=2).max(axis=1)
     peaks = np.unique(energy[kept].argmax(axis=1))
-    return bool((sharp[kept] >= _SHARP * total[kept]).mean() >= 0.9 and len(peaks) >= max(4, kept.sum() // 3))
+    return float((sharp[kept] >= _SHARP * total[kept]).mean()) if kept.any() else 0.0, len(peaks), int(kept.sum())
 
 
 def _are_bands(rows: np.ndarray) -> bool:

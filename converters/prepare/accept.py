@@ -5,10 +5,11 @@ from graphlib import CycleError
 from itertools import chain
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, checker, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, checker
 
 from onnx_backprop.converters.prepare.exporters.detached import mark_detached
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError, UnsupportedError, warn
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.core.sound import tensors
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.order import topological
@@ -117,7 +118,7 @@ def _merge(graph: GraphProto) -> None:
     first: dict[str, TensorProto] = {}
     for tensor in graph.initializer:
         other = first.setdefault(tensor.name, tensor)
-        if other is not tensor and not np.array_equal(numpy_helper.to_array(other), numpy_helper.to_array(tensor)):
+        if other is not tensor and not np.array_equal(to_array(other), to_array(tensor)):
             raise InvalidModelError(
                 f"two initializers are called {tensor.name!r} and hold different numbers. Rename one"
             )

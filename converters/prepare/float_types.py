@@ -3,6 +3,7 @@
 import numpy as np
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import copied, replace_values
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard
 
@@ -73,4 +74,4 @@ def _retype_attributes(node: NodeProto, element: int) -> None:
 
 def _retype_tensor(tensor: TensorProto, element: int) -> None:
     if tensor.data_type in FLOATS and tensor.data_type != element:
-        replace_values(tensor, converted(numpy_helper.to_array(tensor), element))
+        replace_values(tensor, converted(to_array(tensor), element))

@@ -49,6 +49,15 @@ def to_ir(proto: ModelProto) -> ir.Model:
 
 
 def _to_ir(proto: ModelProto) -> ir.Model:
+    model = _read(proto)
+    if any(isinstance(value.const_value, ir.ExternalTensor) for value in model.graph.initializers.values()):
+        from onnx_backprop.converters.prepare.mapped_tensors import share_files  # for which onnx_ir is imported
+
+        share_files(model.graph)
+    return model
+
+
+def _read(proto: ModelProto) -> ir.Model:
     graph = proto.graph
     if not any(_has_map(value.type) for value in (*graph.input, *graph.output, *graph.value_info)):
         return ir.from_proto(proto)

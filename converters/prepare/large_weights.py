@@ -1,5 +1,7 @@
 """Large weights set aside while a model is checked, converted and inferred, none of which reads them.
 
+So are those that lie in files, of any type: onnx's tools would look for the files.
+
 onnx's tools work on serialised copies of a model; for hundreds of megabytes of weights these copies take longer than
 everything else together.
 """
@@ -10,6 +12,7 @@ from math import prod
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
+from onnx_backprop.opset.core.mapped import is_mapped
 from onnx_backprop.opset.graphs.edit import assign, copied, without_tensors
 from onnx_backprop.opset.graphs.walk import is_standard
 
@@ -39,7 +42,7 @@ class Weights:
 
 
 def set_aside(model: ModelProto) -> tuple[ModelProto, Weights]:
-    """A copy of a model in which inputs of the same name, type and shape stand for its large float tensors.
+    """A copy of a model with inputs of the same name, type and shape for its large tensors: floats, and those in files.
 
     Initializers themselves are not copied: they stay the model's own until they are put back. Constants of the main
     graph become initializers.
@@ -76,5 +79,4 @@ def _constants(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
 
 
 def _is_large(tensor: TensorProto) -> bool:
-    stored = tensor.data_location == TensorProto.DEFAULT
-    return stored and tensor.data_type in FLOATS and prod(tensor.dims) >= LARGE
+    return is_mapped(tensor) or (tensor.data_type in FLOATS and prod(tensor.dims) >= LARGE)

@@ -30,11 +30,11 @@ from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
+from onnx_backprop.opset.core.mapped import PROTO_LIMIT, byte_size, is_mapped
 from onnx_backprop.opset.core.op import DOMAIN
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.long_vectors import infer_shapes
 from onnx_backprop.opset.functions.overloads import NEEDS_DOMAIN, REFUSAL
-from onnx_backprop.opset.functions.scope import PROTO_LIMIT
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, use_kernels
 from onnx_backprop.opset.graphs.edit import assign, without_imports
 from onnx_backprop.opset.graphs.walk import all_nodes, called
@@ -87,7 +87,7 @@ def unfolded(model: ModelProto | ir.Model | str | Path) -> ModelProto:
 
 
 def _in_order(model: ModelProto | ir.Model | str | Path) -> tuple[ModelProto, Weights]:
-    proto, weights = set_aside(load(model))
+    proto, weights = set_aside(load(model, mapped=True))
     put_in_order(proto)
     for tensor in weights.tensors.values():
         _check_tensor(tensor)
@@ -121,9 +121,9 @@ def infer_large(proto: ModelProto) -> ModelProto:
 
 
 def _check_tensor(tensor: TensorProto) -> None:
-    if len(tensor.raw_data) > PROTO_LIMIT:
+    if not is_mapped(tensor) and byte_size(tensor) > PROTO_LIMIT:
         raise UnsupportedError(
-            f"initializer {tensor.name!r} has {len(tensor.raw_data)} bytes, expected at most {PROTO_LIMIT}, "
+            f"initializer {tensor.name!r} has {byte_size(tensor)} bytes, expected at most {PROTO_LIMIT}, "
             "all that one protobuf message can hold. Split it into several and join them with Concat"
         )
 

@@ -132,7 +132,7 @@ def prepared(
     free: fixed lengths of inputs that become symbols. edit: of `prepare`. names: other arguments of the caller that
     name values of the model as it came.
     """
-    proto = load(model)
+    proto = load(model, mapped=True)
     hidden = hidden_names(proto)
     refuse_hidden(hidden, stop=stop, **names)
     original = prepare(proto, edit) if free is None else free_lengths(prepare(proto, edit), free)

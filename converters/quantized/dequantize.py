@@ -11,6 +11,7 @@ from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.quantized import dynamic, qdq, qoperator
 from onnx_backprop.converters.quantized.walk import Handler, Walk, is_quantized
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import without_imports
 from onnx_backprop.opset.graphs.walk import all_nodes
 
@@ -55,7 +56,7 @@ def dequantize(model: ModelProto | ir.Model | str | Path) -> ModelProto:
 
 def walked(model: ModelProto | ir.Model | str | Path) -> Walk:
     """The walk through a model that makes the float one."""
-    walk = Walk(unfolded(model), _HANDLERS, _reason)
+    walk = Walk(unfolded(load(model)), _HANDLERS, _reason)
     if not walk.weights and not any(map(is_quantized, all_nodes(walk.model))):
         raise InvalidArgumentError("model: expected a quantised one, and nothing in it is. Train it as it is")
     left = {node.domain for node in all_nodes(walk.floats)}

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.quantized.numbers import Array, Blocks, Range, packed, rounded, unpacked
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import replace_values
 
 _BITS: dict[int, int] = {TensorProto.INT4: -4, TensorProto.UINT4: 4, TensorProto.INT8: -8, TensorProto.UINT8: 8}
@@ -20,7 +21,7 @@ INTEGERS = frozenset(_BITS)
 
 def array_of(tensor: TensorProto) -> Array:
     """A tensor's numbers; those of integers in int64."""
-    array = numpy_helper.to_array(tensor)
+    array = to_array(tensor)
     return array.astype(np.int64) if tensor.data_type in INTEGERS else array
 
 

@@ -13,6 +13,7 @@ from onnx_backprop.converters.quantized.records import Activation, Weight, array
 from onnx_backprop.converters.quantized.walk import Walk
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.hints import near
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import replace_values
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import producers
@@ -26,7 +27,7 @@ _MUCH = 0.5  # of the square of what training has moved, lost by rounding
 
 def float_tensors(model: ModelProto) -> dict[str, Array]:
     """The float initializers of a model's graph."""
-    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type in FLOATS}
+    return {t.name: to_array(t) for t in model.graph.initializer if t.data_type in FLOATS}
 
 
 def put_floats(model: ModelProto, trained: ModelProto, kept: Sequence[str] = ()) -> None:
@@ -41,7 +42,7 @@ def put_floats(model: ModelProto, trained: ModelProto, kept: Sequence[str] = ())
     for name, tensor in stored.items():
         if name in values:
             check_shape(name, tuple(tensor.dims), values[name])
-            replace_values(tensor, values[name].astype(numpy_helper.to_array(tensor).dtype))
+            replace_values(tensor, values[name].astype(array_of(tensor).dtype))
     rest = {name for name in values if name not in stored and name not in kept}
     if not rest:
         return

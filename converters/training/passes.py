@@ -31,6 +31,7 @@ from onnx_backprop.converters.training.sharing import describe_shared, shared
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.split import part
 from onnx_backprop.opset.core.errors import warn
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import replace_values, without_tensors
 from onnx_backprop.opset.graphs.facts import VIEW
 from onnx_backprop.opset.graphs.names import used_names
@@ -124,7 +125,7 @@ class Passes:
 
 def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False) -> Variables:
     """What a model has for a training: see `Variables`. untie: as of `training_graph`."""
-    ir_model = to_ir(prepare(model))
+    ir_model = to_ir(prepare(load(model)))
     graph = ir_model.graph
     if untie:
         separate(graph)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
-from onnx import ModelProto, StringStringEntryProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, StringStringEntryProto, TensorProto, helper
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.parameters import table
@@ -23,6 +23,7 @@ from onnx_backprop.converters.training.settings import Settings
 from onnx_backprop.converters.training.slots import MEAN, Slot
 from onnx_backprop.converters.training.whole_decoder import kept
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
+from onnx_backprop.opset.core.mapped import to_array, whole
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import assign, replace_values, without_tensors
 from onnx_backprop.opset.graphs.lazy import ir
@@ -35,7 +36,8 @@ _ELSEWHERE = "trainer"  # where the values of a graph without them lie
 class TrainingGraph:
     """A training graph and what a training loop needs to know about it.
 
-    model: without an optimizer, its outputs are the loss, the model's own outputs, then the gradients in the order of
+    model: of a file with 64 MiB and more of weights beside it, it refers to these, see `save_model`. Without an
+        optimizer, its outputs are the loss, the model's own outputs, then the gradients in the order of
         `input_gradients` and `parameters`; its inputs the data, the target, then the parameters, whose defaults are
         the model's own values. With one, the place of the parameters' gradients is taken by the new value of everything
         in `updates`, and the inputs go on with the learning rate and the state.
@@ -129,15 +131,18 @@ class TrainingGraph:
         """The values of the parameters in the model, as arrays of one's own, in the order of `parameters`."""
         self._require_values()
         tensors = self._tensors
-        return {name: np.array(numpy_helper.to_array(tensors[name])) for name in self.parameters}
+        return {name: np.array(to_array(tensors[name])) for name in self.parameters}
 
     def frozen_values(self) -> dict[str, np.ndarray]:
         """The values of the parameters that are not trained."""
         tensors = self._tensors
-        return {name: np.array(numpy_helper.to_array(tensors[name])) for name in self.frozen if name in tensors}
+        return {name: np.array(to_array(tensors[name])) for name in self.frozen if name in tensors}
 
-    def initial_state(self) -> dict[str, np.ndarray]:
-        """The first value of everything in `updates`: the parameters and statistics of the model, zeros, copies."""
+    def initial_state(self, *, copy: bool = True) -> dict[str, np.ndarray]:
+        """The first value of everything in `updates`: the parameters and statistics of the model, zeros, copies.
+
+        copy: arrays of one's own; else those of the model cannot be written to.
+        """
         self._require_values()
         tensors = self._tensors
         declared = {value.name: value.type.tensor_type for value in self.model.graph.input}
@@ -149,7 +154,8 @@ class TrainingGraph:
                 # zeros take no memory before somebody writes into them
                 result[name] = np.full(shape, self.fill[name], kind) if self.fill[name] else np.zeros(shape, kind)
             else:
-                result[name] = np.array(numpy_helper.to_array(tensors[self.copies.get(name, name)]), kind)
+                first = to_array(tensors[self.copies.get(name, name)])
+                result[name] = np.array(first, kind) if copy else np.asarray(first, kind)
         return result
 
     @property
@@ -158,19 +164,23 @@ class TrainingGraph:
         stored = self._tensors
         return tuple(name for name in dict.fromkeys((*self.parameters, *self.updates)) if name in stored)
 
-    def eval_model(self, *, outputs: Sequence[str] | None = None) -> ModelProto:
+    def eval_model(self, *, outputs: Sequence[str] | None = None, mapped: bool = False) -> ModelProto:
         """The model with its loss in inference mode: Dropout passes, BatchNormalization uses its running statistics.
 
         Outputs: the loss, then `outputs`; default: the model's own. The parameters and statistics are inputs, with
-        their values as defaults where the graph has them.
+        their values as defaults where the graph has them. mapped: weights in files stay there, as in `model`.
         """
         others = [name for name in (self.outputs if outputs is None else outputs) if name != self.loss]
         model = _part(self, [self.loss, *others], "evaluation", keep_inputs=True)
         assign(model.graph.initializer, [tensor for tensor in model.graph.initializer if not _is_elsewhere(tensor)])
-        return model
+        return model if mapped else whole(model)
 
     def inference_model(
-        self, values: Mapping[str, np.ndarray] | None = None, *, outputs: Sequence[str] | None = None
+        self,
+        values: Mapping[str, np.ndarray] | None = None,
+        *,
+        outputs: Sequence[str] | None = None,
+        mapped: bool = False,
     ) -> ModelProto:
         """The plain model in inference mode: inputs, outputs and metadata as they came, the weights `values`.
 
@@ -178,6 +188,7 @@ class TrainingGraph:
 
         values: of parameters, trained or frozen, and statistics; those left out are as in the model that came.
         outputs: names of tensors to give in the place of the model's outputs.
+        mapped: weights in files stay there, as in `model`.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
         self._require_values(values or ())
@@ -198,7 +209,7 @@ class TrainingGraph:
                 )
             kind = helper.tensor_dtype_to_np_dtype(tensor.data_type)
             replace_values(tensor, np.asarray(value).astype(kind, copy=False))
-        return model
+        return model if mapped else whole(model)
 
     def summary(self, *, most: int | None = None) -> str:
         """A table of the tensors: names, shapes, numbers, and whether each is trained or why not.
@@ -285,7 +296,7 @@ class TrainingGraph:
 
         Errors: InvalidArgumentError when it holds none, InvalidModelError when what it says about it cannot be true.
         """
-        proto = load(model)
+        proto = load(model, mapped=True)
         if proto.training_info:
             from onnx_backprop.converters.training.standard.training_info import (
                 from_training_info,  # which builds on this module

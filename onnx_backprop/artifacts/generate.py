@@ -23,8 +23,8 @@ from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.converters.training.update.step import optimizer_graph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.mapped import PROTO_LIMIT
 from onnx_backprop.opset.core.reading import external_files, load
-from onnx_backprop.opset.functions.scope import PROTO_LIMIT
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.lazy import ir
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import onnx_ir as ir
 import onnxruntime
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from onnx_backprop.converters.prepare.exporters.origins import FROZEN, origin_of
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.training.passes import Passes, Variables, inference, passes, variables
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, UnsupportedError
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.ort_ops import (
     SessionOptions,
@@ -111,7 +112,7 @@ class Module(torch.nn.Module):
         for name in found.names:
             value, layout = stored[name], found.layouts[name]
             self._types[name] = _dtype(value.data_type)
-            array = numpy_helper.to_array(value)
+            array = to_array(value)
             known = array.astype("float32" if array.dtype.name == "bfloat16" else array.dtype)  # to PyTorch; a copy
             tensor = torch.from_numpy(known).to(self._types[name])
             tensor = tensor.t() if layout.transposed else tensor.reshape(-1) if layout.flat else tensor

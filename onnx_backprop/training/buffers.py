@@ -36,8 +36,13 @@ class Buffers:
         in_place: frozenset[str],
         guard: str,
         division: Division | None,
+        frozen: Mapping[str, OrtValue],
     ) -> None:
-        """`set` gives them their first values. guard: the input that `in_place` depends on, see `NativeGraph`."""
+        """`set` gives them their first values. guard: the input that `in_place` depends on, see `NativeGraph`.
+
+        frozen: inputs that no step renews.
+        """
+        self._frozen = frozen
         self.steps = 0
         self.in_place, self._guard_input = in_place, guard
         self._updates, self._session, self._division = graph.updates, session, division
@@ -83,6 +88,8 @@ class Buffers:
                 read, written = self._division.part(name, read), self._division.part(name, written)
             binding.bind_ortvalue_input(name, read)
             binding.bind_ortvalue_output(output, written)
+        for name, value in self._frozen.items():
+            binding.bind_ortvalue_input(name, value)
         for name, value in self._results.items():
             binding.bind_ortvalue_output(name, value)
         if self.in_place:
@@ -137,13 +144,13 @@ class Buffers:
         result.update_inplace(np.ascontiguousarray(value).reshape(np.shape(value)))
         return result
 
-    def arrays(self, values: Mapping[str, OrtValue]) -> dict[str, np.ndarray]:
-        """Copies of tensors of onnxruntime, by names of the state."""
+    def arrays(self, values: Mapping[str, OrtValue], *, copy: bool = True) -> dict[str, np.ndarray]:
+        """Copies of tensors of onnxruntime, by names of the state; copy=False: views, which the next step changes."""
         if any(self._types[name].elem_type == TensorProto.BFLOAT16 for name in values):
             raise InvalidArgumentError(
                 "bfloat16 parameters cannot be read back from onnxruntime. Use float32 or float16"
             )
-        arrays = {name: np.array(value.numpy()) for name, value in values.items()}
+        arrays = {name: np.array(value.numpy(), copy=copy or None) for name, value in values.items()}
         return arrays if self._division is None else {n: self._division.whole(n, a) for n, a in arrays.items()}
 
 

@@ -38,6 +38,7 @@ _DTYPES = {
     "I32": np.dtype(np.int32),
     "BOOL": np.dtype(np.bool_),
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 _held: ContextVar[frozenset[Path]] = ContextVar("held", default=frozenset())
 
@@ -47,18 +48,21 @@ def write_checkpoint(path: str | os.PathLike[str], tensors: Mapping[str, np.ndar
 
     Errors: InvalidArgumentError when the folder is missing or the system refuses to write.
     """
-    arrays = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in tensors.items()}
-    specs = {
-        name: safetensors.TensorSpec(
-            dtype=array.dtype.name, shape=list(array.shape), data_ptr=array.ctypes.data, data_len=array.nbytes
-        )
-        for name, array in arrays.items()
-    }
+    largest_first = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # so that all are aligned
+    arrays = {name: np.ascontiguousarray(tensors[name]).reshape(np.shape(tensors[name])) for name in largest_first}
     text = json.dumps({"format": FORMAT, **about}, allow_nan=False)
-    content = safetensors.serialize(specs, metadata={KEY: text})
+    header: dict[str, Any] = {"__metadata__": {KEY: text}}
+    end = 0
+    for name, array in arrays.items():
+        header[name] = {"dtype": _NAMES[array.dtype], "shape": array.shape, "data_offsets": (end, end + array.nbytes)}
+        end += array.nbytes
+    start = json.dumps(header).encode()
+    start += b" " * (-len(start) % _HEADER)
     try:
         with replacing(path) as (file,):
-            file.write(content)
+            file.write(len(start).to_bytes(_HEADER, "little") + start)
+            for array in arrays.values():
+                file.write(array.reshape(-1).view(np.uint8).data)
     except (OSError, ValueError) as e:
         raise _unwritten(path, e) from e
 

@@ -20,6 +20,7 @@ from onnx_backprop.converters.training.slots import COUNTER, RANDOM, SCALE
 from onnx_backprop.distributed import connected
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
+from onnx_backprop.opset.core.mapped import give_back, whole
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.edit import without_tensors
@@ -32,6 +33,7 @@ from onnx_backprop.ort_ops import (
     lower,
     require_operators,
     session,
+    take_weights,
 )
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
@@ -118,7 +120,9 @@ class Trainer:
             raise InvalidArgumentError(
                 f"session_options: expected onnxruntime.SessionOptions, got {type(session_options).__name__}"
             )
-        state = self.graph.initial_state()
+        self.communicator = connected(communicator)
+        alone = self.communicator.size == 1
+        state = self.graph.initial_state(copy=not alone)
         if isinstance(graph, str | Path):
             self.graph = self.graph.without_values()  # which nobody else holds
         self._rate = _declared_rate(self.graph)
@@ -126,7 +130,6 @@ class Trainer:
         self.epoch = 0
         self.batch = 0
         self.schedule: Schedule | None = None
-        self.communicator = connected(communicator)
         threads = self.communicator.threads
         options = session_options or default_options(
             python_operators=kernels in PYTHON_KERNELS, lean=True, threads=threads
@@ -136,7 +139,8 @@ class Trainer:
         self.session_options = options
         model = without_tensors(self.graph.model, self.graph.updates)
         self._ranks: Ranks | None = None
-        if self.communicator.size > 1:
+        if not alone:
+            model = whole(model)
             require_operators("training on several ranks")
             from onnx_backprop.training.ranks import Ranks
 
@@ -146,9 +150,12 @@ class Trainer:
             model = self._ranks.update
         in_order = options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         native = lower(model, self.kernels, [self.graph.loss], self.graph.updates if in_order else None)
+        self._frozen = take_weights(native.model) if alone else {}
         self._session = session(native.model, kernels=None, session_options=options)
         self._division = None if self._ranks is None else self._ranks.division
-        self._buffers = Buffers(self.graph, self._session, native.in_place, native.guard, self._division)
+        self._buffers = Buffers(
+            self.graph, self._session, native.in_place, native.guard, self._division, frozen=self._frozen
+        )
         self.inputs = Inputs(self.graph)
         self._evaluation: onnxruntime.InferenceSession | None = None
         counters = {name: self.graph.slot(COUNTER, name) for name in (GOOD_STEPS, SKIPPED_STEPS)}
@@ -159,6 +166,7 @@ class Trainer:
             self._ranks.start(state)
         self._accepted = not_finite(state)
         self._buffers.set(state)
+        give_back()
         self.kept: tuple[str | Path, int] | None = None
         self.losses = Losses()
 
@@ -266,9 +274,12 @@ class Trainer:
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of everything that a step renews. All ranks call this, as between updates gradients are summed."""
+        return self._state(copy=True)
+
+    def _state(self, *, copy: bool) -> dict[str, np.ndarray]:
         if self._ranks is not None and (new := self._ranks.sum_waiting(self._buffers.state)):
             self.set_state(new)
-        return self._buffers.arrays(self._buffers.state)
+        return self._buffers.arrays(self._buffers.state, copy=copy)
 
     def held_by_all(self) -> dict[str, np.ndarray]:
         """A copy of what a step renews and every rank has the whole of."""
@@ -316,10 +327,12 @@ class Trainer:
 
     def _predicted(self, feeds: Feeds, weights: Mapping[str, OrtValue]) -> dict[str, Any]:
         if self._evaluation is None:
-            model = without_tensors(self.graph.eval_model(), self.graph.forward_state)
+            model = without_tensors(self.graph.eval_model(mapped=True), self.graph.forward_state)
+            self._frozen |= take_weights(model, self._frozen)
             self._evaluation = session(model, kernels=None, session_options=self.session_options)
         batch = self.inputs.ort_values(feeds)
         accepted = {value.name for value in self._evaluation.get_inputs()}
+        weights = {**self._frozen, **weights}
         fed = batch | {name: value for name, value in weights.items() if name in accepted}
         outputs = self._evaluation.get_outputs()
         names = [value.name for value in outputs]
@@ -385,7 +398,7 @@ class Trainer:
 
         Errors: FloatingPointError when the training has diverged, see `fit`. All ranks call this, rank 0 writes.
         """
-        state = self._finite(self.state())
+        state = self._finite(self._state(copy=False))
         about = {
             "steps": self.steps,
             "epoch": self.epoch,
@@ -435,9 +448,9 @@ class Trainer:
         Inputs, outputs, names and metadata are those of the model that came; above 2 GB the weights lie beside it.
         Errors: FloatingPointError when the training has diverged, see `fit`. Of several ranks rank 0 writes.
         """
-        values = self._finite(self._buffers.arrays(self._weights(ema=ema)))
+        values = self._finite(self._buffers.arrays(self._weights(ema=ema), copy=False))
         if self.communicator.rank == 0:
-            save_model(self.graph.inference_model(values), path)
+            save_model(self.graph.inference_model(values, mapped=True), path)
 
 
 def _declared_rate(graph: TrainingGraph) -> np.ndarray:

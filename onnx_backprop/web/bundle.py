@@ -17,7 +17,7 @@ from onnx_backprop.converters.training.metadata import METADATA
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.slots import MEAN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.opset.functions.scope import PROTO_LIMIT
+from onnx_backprop.opset.core.mapped import PROTO_LIMIT
 from onnx_backprop.opset.graphs.edit import assign, without_tensors
 from onnx_backprop.training.inputs import Inputs
 

@@ -12,13 +12,15 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.hints import near_file
+from onnx_backprop.opset.core.mapped import are_many, byte_size, can_be_mapped, is_mapped, refer, whole
 from onnx_backprop.opset.core.sound import sound, tensors
 from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
 
 
-def load(model: ModelProto | ir.Model | str | os.PathLike[str]) -> ModelProto:
+def load(model: ModelProto | ir.Model | str | os.PathLike[str], *, mapped: bool = False) -> ModelProto:
     """Read a model from a path, or take it as it is, and check it; it is copied only if names in it had to be repaired.
 
+    mapped: tensors beside the file stay there if they have many bytes, see `opset.core.mapped`; else all are read.
     Tensors of an onnx_ir.Model that lie in files are read.
 
     Errors: InvalidArgumentError for a path that names no file, InvalidModelError for a model that is not sound,
@@ -29,13 +31,13 @@ def load(model: ModelProto | ir.Model | str | os.PathLike[str]) -> ModelProto:
     if isinstance(model, ModelProto):
         model = sound(model)
         for tensor in tensors(model):
-            if uses_external_data(tensor):  # of a folder that nobody has named
+            if uses_external_data(tensor) and not is_mapped(tensor):  # of a folder that nobody has named
                 raise InvalidModelError(
                     f"tensor {tensor.name!r} of a model in memory lies in the file "
                     f"{_location(tensor)!r}. Give the path of the model, or read the tensors with "
                     "onnx.load_external_data_for_model"
                 )
-        return model
+        return model if mapped else whole(model)
     path = existing(model)
     try:
         proto = _read(path)
@@ -47,7 +49,7 @@ def load(model: ModelProto | ir.Model | str | os.PathLike[str]) -> ModelProto:
         raise InvalidModelError(f"{path} is not an ONNX file: {e}") from e
     if not proto.graph.node and not proto.graph.output:
         raise InvalidModelError(f"{path} is not an ONNX file: it holds no graph")
-    return proto
+    return proto if mapped else whole(proto)
 
 
 def _of_ir(model: ir.Model) -> ModelProto:
@@ -65,6 +67,8 @@ def _read(path: Path) -> ModelProto:
     proto = sound(onnx.load(path, load_external_data=False))
     real, folder = Path(os.path.realpath(path)).parent, path.parent
     beside = [tensor for tensor in tensors(proto) if uses_external_data(tensor)]
+    names = {id(tensor) for tensor in proto.graph.initializer}
+    many = are_many(beside)
     for tensor in beside:
         base, location = folder, _location(tensor)
         target = Path(os.path.realpath(folder / location))
@@ -73,10 +77,44 @@ def _read(path: Path) -> ModelProto:
             for entry in tensor.external_data:
                 if entry.key == "location":
                     entry.value = target.name
-        load_external_data_for_tensor(tensor, str(base))
-        tensor.data_location = TensorProto.DEFAULT
-        del tensor.external_data[:]
+        offset = _offset(path, tensor, target)
+        if many and id(tensor) in names and can_be_mapped(tensor):
+            _check_place(tensor, base)
+            refer(tensor, target, offset)
+        else:
+            load_external_data_for_tensor(tensor, str(base))
+            tensor.data_location = TensorProto.DEFAULT
+            del tensor.external_data[:]
     return sound(proto) if beside else proto
+
+
+def _offset(path: Path, tensor: TensorProto, target: Path) -> int:
+    """Where a tensor begins in a file; InvalidModelError for one that the file does not hold the whole of."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    size = byte_size(tensor)
+    try:
+        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or size)
+    except ValueError as e:
+        raise InvalidModelError(f"{path}: tensor {tensor.name!r}: its offset or length is no number: {e}") from e
+    if length != size:
+        raise InvalidModelError(
+            f"{path}: tensor {tensor.name!r} of dims {list(tensor.dims)} has {length:,} bytes in {target.name!r}, "
+            f"expected {size:,}. The file is damaged: export it again"
+        )
+    if target.is_file() and not 0 <= offset <= target.stat().st_size - size:
+        raise InvalidModelError(
+            f"{path}: tensor {tensor.name!r} lies in {target.name!r} from byte {offset:,} to {offset + size:,}, and "
+            f"that file has {target.stat().st_size:,} bytes. It was not copied whole, or belongs to another model"
+        )
+    return offset
+
+
+def _check_place(tensor: TensorProto, base: Path) -> None:
+    """What onnx refuses of a path that a tensor names: it reads one byte there."""
+    probe = TensorProto(name=tensor.name, data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", _location(tensor)), ("length", "1")):
+        probe.external_data.add(key=key, value=value)
+    load_external_data_for_tensor(probe, str(base))
 
 
 def external_files(path: str | os.PathLike[str]) -> list[Path]:

@@ -14,6 +14,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.core.limits import current, how_to_raise
+from onnx_backprop.opset.core.mapped import bits, byte_size
 from onnx_backprop.opset.core.op import DOMAIN
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, is_standard, subgraphs
@@ -27,8 +28,6 @@ _VALUES = frozenset(
 )
 # none has binary strings among its attributes
 _TEXTUAL = (*DEFAULT_DOMAINS, "ai.onnx.preview.training", "ai.onnx.training")
-_FOUR, _TWO = ("UINT4", "INT4", "FLOAT4E2M1"), ("UINT2", "INT2")
-_PACKED = {TensorProto.DataType.Value(name): bits for names, bits in ((_FOUR, 4), (_TWO, 2)) for name in names}
 # of windows: what they are, whatever the operator; as attributes of any other they are none of ONNX
 _AT_LEAST = {"kernel_shape": 1, "strides": 1, "dilations": 1, "group": 1, "num_groups": 1, "output_padding": 0}
 _AT_LEAST |= {"pads": -(2**31), "output_shape": 0}
@@ -214,13 +213,12 @@ def _check_tensor(tensor: TensorProto) -> None:
     if tensor.HasField("raw_data"):
         if tensor.data_type == TensorProto.STRING:
             raise InvalidModelError(f"tensor {tensor.name!r} holds strings as raw data")
-        bits = _bits(tensor.data_type)
-        expected, got, unit = -(-expected * bits // 8), len(tensor.raw_data), "bytes"
+        expected, got, unit = byte_size(tensor), len(tensor.raw_data), "bytes"
     else:
         field = helper.tensor_dtype_to_field(tensor.data_type)
         got = len(getattr(tensor, field))
-        if field == "int32_data" and _bits(tensor.data_type) < 8:
-            expected = -(-expected * _bits(tensor.data_type) // 8)
+        if field == "int32_data" and bits(tensor.data_type) < 8:
+            expected = -(-expected * bits(tensor.data_type) // 8)
         elif tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
             expected *= 2
     if got != expected:
@@ -228,11 +226,6 @@ def _check_tensor(tensor: TensorProto) -> None:
             f"tensor {tensor.name!r} of dims {list(tensor.dims)} holds {got} {unit}, expected {expected}. "
             "The file is damaged: export it again"
         )
-
-
-def _bits(element: int) -> int:
-    """Of one number of an element type."""
-    return _PACKED.get(element) or 8 * helper.tensor_dtype_to_np_dtype(element).itemsize
 
 
 class _Functions:

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from onnx import ModelProto, NodeProto
 
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError
+from onnx_backprop.opset.core.mapped import PROTO_LIMIT
 from onnx_backprop.opset.core.op import DOMAIN, Op
 from onnx_backprop.opset.functions.long_vectors import infer_shapes
 from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
-
-PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
 
 
 def domain_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Scope]]:

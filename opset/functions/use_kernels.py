@@ -46,7 +46,7 @@ def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> Mode
     Errors: InvalidArgumentError for an unknown name, InvalidModelError for a node that its operator's schema refuses
     (operator, node and reason in the message), ShapeError for shapes that contradict each other.
     """
-    result = copied(load(model))
+    result = copied(load(model, mapped=isinstance(model, ModelProto)))
     attach_kernels(result, kernels)
     return result
 

@@ -26,6 +26,7 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     owner,
 )
 from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature, tied_names
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import producers
@@ -121,8 +122,8 @@ def unfold(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[st
         tensor = stored.get(name)
         if tensor is None or origin.kind != PARAMETER or origin.name in ("", name):
             continue
-        original, array = stored.get(origin.name), numpy_helper.to_array(tensor)
-        whole = None if original is None else numpy_helper.to_array(original)
+        original, array = stored.get(origin.name), to_array(tensor)
+        whole = None if original is None else to_array(original)
         lengths = numpy_helper.from_array(np.array(array.shape, np.int64), unique(f"{name}/lengths", names))
         new = None
         if whole is not None and origin.moved and array.ndim == 2 and np.array_equal(whole.T, array):
@@ -295,5 +296,5 @@ class _Restorer:
 
 
 def _is_uniform(tensor: TensorProto) -> bool:
-    array = numpy_helper.to_array(tensor)
+    array = to_array(tensor)
     return bool(array.size and (array == array.flat[0]).all())

@@ -5,15 +5,15 @@ import glob
 import hashlib
 import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from google.protobuf.message import EncodeError
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto
 
+from onnx_backprop.opset.core import mapped
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.files import remove_unused, replacing
-from onnx_backprop.opset.functions.scope import PROTO_LIMIT
-from onnx_backprop.opset.graphs.edit import without_tensors
+from onnx_backprop.opset.core.mapped import byte_size, is_mapped, raw
+from onnx_backprop.opset.graphs.edit import without, without_tensors
 
 ALIGNMENT = 4096  # of a tensor in the external file, so that runtimes can map it into memory
 _HASH = "[0-9a-f]" * 16
@@ -21,10 +21,15 @@ SMALL = 1024  # bytes; smaller tensors stay in the model file
 _ADDED = 48  # characters of the longest name that is made of a file's, by `replacing` and for a checkpoint
 
 
-def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT) -> None:
+def save_model(model: ModelProto, path: str | Path, *, limit: int | None = None) -> None:
     """Write a model under a temporary name in the same folder, then rename it; an existing file is replaced.
 
-    A model of more than `limit` bytes gets its initializers of 1 KiB and more in one file beside it,
+        ob.save_model(ob.lora("model.onnx", ["*attn*"], rank=8).model, "adapted.onnx")
+
+    The model may be one that refers to weights in files: what `training_graph`, `lora` and `backward` make of a file
+    with 64 MiB and more of weights beside it, which hold for this process alone. What is written has the weights.
+
+    A model of more than `limit` bytes, 2 GB by default, gets its initializers of 1 KiB and more in one file beside it,
     `<name>.<16 digits>.data`, the digits being a hash of what is in it: whoever reads while others write, or after one
     was killed, finds a model with its own tensors. Such files of earlier models of that name are removed. The format is
     protobuf whatever the name's suffix.
@@ -36,10 +41,10 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int = PROTO_LIMIT)
     check_writable(path)
     try:
         earlier = {path: path.stat().st_ino for path in sidecars(path)}
-        whole = _serialized(model, limit)
-        if whole is not None:
+        whole = _Whole(model)
+        if whole.size <= (mapped.PROTO_LIMIT if limit is None else limit):
             with replacing(target) as (file,):
-                file.write(whole)
+                whole.write(file)
         else:
             data = _write_two(model, target)
             earlier.pop(data, None)
@@ -54,20 +59,17 @@ def _write_two(model: ModelProto, target: Path) -> Path:
     small, tensors = _split(model)
     digest = hashlib.blake2b(digest_size=8)
     for offset, tensor in tensors:
-        digest.update(f"{offset}:".encode() + _raw(tensor))
+        digest.update(f"{offset}:".encode())
+        digest.update(raw(tensor))
     data = target.with_name(f"{target.name}.{digest.hexdigest()}.data")
     for tensor in small.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor.external_data.add(key="location", value=data.name)
-    try:
-        head = small.SerializeToString()
-    except EncodeError as e:
-        raise InvalidArgumentError(
-            f"cannot write {target}: the model holds more than 2 GB outside its initializers"
-        ) from e
+    if small.ByteSize() > mapped.PROTO_LIMIT:
+        raise InvalidArgumentError(f"cannot write {target}: the model holds more than 2 GB outside its initializers")
     with replacing(data, target) as (file, head_file):
         _write_tensors(file, tensors)
-        head_file.write(head)
+        head_file.write(small.SerializeToString())
     return data
 
 
@@ -107,15 +109,60 @@ def sidecars(path: str | Path) -> list[Path]:
     return list(target.parent.glob(f"{glob.escape(target.name)}.{_HASH}.data"))
 
 
-def _serialized(model: ModelProto, limit: int) -> bytes | None:
-    """The bytes of a model, or None when they are more than `limit`."""
-    if sum(len(t.raw_data) for t in model.graph.initializer) > limit:
-        return None
-    try:
-        result = model.SerializeToString()
-    except EncodeError:  # protobuf's own limit
-        return None
-    return result if len(result) <= limit else None
+class _Whole:
+    """A model as one protobuf message whose tensors' bytes are not copied: those before, of and behind the graph."""
+
+    def __init__(self, model: ModelProto) -> None:
+        before, behind = _around(model, "graph")
+        start, end = _around(model.graph, "initializer")
+        self._tensors = [(self._stub(tensor), tensor) for tensor in model.graph.initializer]
+        lengths = [len(stub) + byte_size(tensor) * _is_raw(tensor) for stub, tensor in self._tensors]
+        heads = [_tag(model.graph, "initializer", length) for length in lengths]
+        inside = len(start) + sum(map(len, heads)) + sum(lengths) + len(end)
+        self._before, self._behind = before + _tag(model, "graph", inside) + start, end + behind
+        self._heads = heads
+        self.size = len(self._before) + inside - len(start) - len(end) + len(self._behind)
+
+    @staticmethod
+    def _stub(tensor: TensorProto) -> bytes:
+        """A tensor without its bytes, but with what announces them, which may come last."""
+        if not _is_raw(tensor):
+            return tensor.SerializeToString()
+        kept = without(tensor, "raw_data", "external_data", "data_location")
+        return kept.SerializeToString() + _tag(tensor, "raw_data", byte_size(tensor))
+
+    def write(self, file: BinaryIO) -> None:
+        file.write(self._before)
+        for head, (stub, tensor) in zip(self._heads, self._tensors, strict=True):
+            file.write(head + stub)
+            if _is_raw(tensor):
+                file.write(raw(tensor))
+        file.write(self._behind)
+
+
+def _is_raw(tensor: TensorProto) -> bool:
+    return tensor.HasField("raw_data") or is_mapped(tensor)
+
+
+def _around(message: Any, name: str) -> tuple[bytes, bytes]:
+    """What a message has in front of a field, and behind it."""
+    number = message.DESCRIPTOR.fields_by_name[name].number
+    fields = [field for field, _ in message.ListFields()]
+    front = without(message, *(field.name for field in fields if field.number >= number))
+    rest = without(message, *(field.name for field in fields if field.number <= number))
+    return front.SerializeToString(), rest.SerializeToString()
+
+
+def _tag(message: Any, name: str, length: int) -> bytes:
+    """How a field of so many bytes begins in protobuf's encoding: its number and the length, seven bits a byte."""
+    result = bytearray()
+    for number in (message.DESCRIPTOR.fields_by_name[name].number << 3 | 2, length):
+        rest = number
+        while rest > 127:
+            result.append(rest & 127 | 128)
+            rest >>= 7
+        result.append(rest)
+    return bytes(result)
 
 
 def _split(model: ModelProto) -> tuple[ModelProto, list[tuple[int, TensorProto]]]:
@@ -124,10 +171,10 @@ def _split(model: ModelProto) -> tuple[ModelProto, list[tuple[int, TensorProto]]
     tensors: list[tuple[int, TensorProto]] = []
     offset = 0
     for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.STRING or len(_raw(tensor)) < SMALL:
+        length = 0 if tensor.data_type == TensorProto.STRING else byte_size(tensor)
+        if length < SMALL:
             small.graph.initializer.append(tensor)
             continue
-        length = len(_raw(tensor))
         tensors.append((offset, tensor))
         reference = small.graph.initializer.add(
             name=tensor.name,
@@ -142,14 +189,7 @@ def _split(model: ModelProto) -> tuple[ModelProto, list[tuple[int, TensorProto]]
     return small, tensors
 
 
-def _raw(tensor: TensorProto) -> bytes:
-    """The little-endian bytes of a tensor, wherever its proto keeps them."""
-    if tensor.HasField("raw_data"):
-        return tensor.raw_data
-    return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
-
-
 def _write_tensors(file: BinaryIO, tensors: list[tuple[int, TensorProto]]) -> None:
     for offset, tensor in tensors:
         file.seek(offset)
-        file.write(_raw(tensor))
+        file.write(raw(tensor))

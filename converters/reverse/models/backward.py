@@ -38,6 +38,7 @@ from onnx_backprop.converters.reverse.models.named import INPUT, OUTPUT, pick_va
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.opset.core.mapped import whole_if_possible
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.half import note_optimisers
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, attach_kernels, check_kernels
@@ -404,7 +405,7 @@ class Draft:
     def done(self, derivative: Derivative) -> ModelProto:
         """The model with a derivative, which it notes, and without what nobody reads: inferred types, long names."""
         record(self.model, derivative)
-        return without_inferred(shorten_names(self.finish(), used_names(self.original.graph)))
+        return whole_if_possible(without_inferred(shorten_names(self.finish(), used_names(self.original.graph))))
 
 
 def check_checkpoint(checkpoint: int) -> int:

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the converted model."""
     _check_options(arguments)
     with _logging(verbose=arguments.verbose):
-        model = load(arguments.model)
+        model = load(arguments.model, mapped=True)
         expanded = has_training_nodes(model)
         if expanded:
             model = expand_gradients(model, kernels=arguments.kernels, inline=arguments.inline)

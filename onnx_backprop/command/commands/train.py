@@ -167,7 +167,7 @@ def _program(arguments: argparse.Namespace, trainer: Any) -> dict[str, str]:
 def _lengths(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, int]:
     """The lengths of the model's symbolic dimensions in a step."""
     found: dict[str, int] = {}
-    for value in load(arguments.model).graph.input:
+    for value in load(arguments.model, mapped=True).graph.input:
         shape = np.shape(data[value.name]) if value.name in data else ()
         shape = (min(arguments.batch_size, *shape[:1]), *shape[1:]) if shape else shape
         for dim, length in zip(value.type.tensor_type.shape.dim, shape, strict=False):
