@@ -13,12 +13,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto
 
 from onnx_backprop.converters.prepare.cache.from_tokens import derive
 from onnx_backprop.converters.prepare.cache.inputs import GROUPED, MOVED, Decoder
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.prepare.selection import Patterns, select
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import assign, copied, without_tensors
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import rename, used_names
@@ -168,7 +169,7 @@ def _share_weights(graph: GraphProto, tensors: Mapping[str, TensorProto]) -> Non
         for group, names, others in zip(groups, read, read[::-1], strict=True):
             for tensor in (tensors[name] for name in names if name in tensors and name not in others):
                 if tensor.data_type in FLOATS and tensor.dims:
-                    key = (tensor.data_type, *tensor.dims, numpy_helper.to_array(tensor).tobytes())
+                    key = (tensor.data_type, *tensor.dims, to_array(tensor).tobytes())
                     group[key].append(tensor.name)
         new: dict[str, str] = {}
         for key, names in groups[0].items():

@@ -82,7 +82,7 @@ class TrainingDraft(Draft):
     def __init__(
         self, model: Any, optimizer: Optimizer | None, prediction: str | None, editor: CacheEditor, **options: Any
     ) -> None:
-        self.came, self.editor = load(model), editor
+        self.came, self.editor = load(model, mapped=True), editor
         names: dict[str, Patterns | None] = {"prediction": None if prediction is None else [prediction]}
         super().__init__(self.came, names=names, edit=editor, **options)
         if editor.cache:
