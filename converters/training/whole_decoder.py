@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from onnx_backprop.converters.prepare.accept import EARLIER, MICROSOFT
 from onnx_backprop.opset.core.errors import InvalidModelError
 from onnx_backprop.opset.core.sound import sound
 from onnx_backprop.opset.graphs.edit import assign
@@ -29,6 +28,8 @@ def keep(model: ModelProto, decoder: ModelProto, tensors: Mapping[str, TensorPro
 
     decoder: without the initializers, which are `tensors`. came: as it was given; it says what inputs and outputs are.
     """
+    from onnx_backprop.converters.prepare.accept import EARLIER, MICROSOFT  # which a trainer of a file does not need
+
     present = {tensor.name: tensor for tensor in model.graph.initializer}
     stored = {tensor.name for tensor in came.graph.initializer}
     assign(decoder.graph.output, came.graph.output)
