@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.errors import UnsupportedError
@@ -244,3 +245,12 @@ def test_scores_that_nobody_writes() -> None:
     model = one_node("GroupQueryAttention", PROMPT, [0, 3], num_heads=4, kv_num_heads=2, unread=3)
     with pytest.raises(UnsupportedError, match="expected qk_output 1 or 2, got 0"):
         ob.backward(model, wrt=["q"], of=["y0"])
+
+
+def test_more_tokens_than_the_cache_holds() -> None:
+    feeds = PROMPT | CACHE | {"lengths": np.int32([14, 14]), "total": np.int32([15])}
+    case = Form("", "GroupQueryAttention", {n: feeds.get(n) for n in NAMES}, {"num_heads": 4, "kv_num_heads": 2},
+                [np.ones(1, bool)])  # fmt: skip
+    for model in (case.model(), expanded(case.model())):
+        with pytest.raises(InvalidArgument):
+            run(forward_session(model), case.feeds)
