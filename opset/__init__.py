@@ -21,6 +21,7 @@ from onnx_backprop.opset.core.errors import (
 )
 from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Op
 from onnx_backprop.opset.core.schema import reference_class, register
+from onnx_backprop.opset.functions import mat_mul_n_bits
 from onnx_backprop.opset.functions.use_kernels import KERNELS, use_kernels
 from onnx_backprop.opset.operators.registry import OPS
 
@@ -47,6 +48,7 @@ __all__ = [
 ]
 
 register(OPS)
+mat_mul_n_bits.register()
 
 
 def reference_ops() -> list[type[OpRun]]:

@@ -48,7 +48,7 @@ def native(model: ModelProto, ends: Collection[str] = (), updates: Mapping[str, 
     these may share memory, as `update_in_place` allows it.
 
     The order, and why:
-    1. `replace_operators`, which recognises the operators that the file has;
+    1. `fuse_attention` and `replace_operators`, which recognise the operators that the file has;
     2. `fuse_elementwise`, before the next, since a whole chain may be cheap enough to be computed again;
     3. `rematerialize`, while the backward pass alone lies behind the loss;
     4. `fuse_updates`, so that
@@ -56,6 +56,7 @@ def native(model: ModelProto, ends: Collection[str] = (), updates: Mapping[str, 
     6. the native kernels take the place of the operators of the domain, those of 1 among them, and of their functions.
     """
     # not above: llvmlite, which other routes do without
+    from onnx_backprop.ort_ops.rewrites.fuse_attention import fuse_attention
     from onnx_backprop.ort_ops.rewrites.fuse_elementwise import fuse_elementwise
     from onnx_backprop.ort_ops.rewrites.fuse_updates import fuse_updates
     from onnx_backprop.ort_ops.rewrites.in_place import update_in_place
@@ -63,6 +64,7 @@ def native(model: ModelProto, ends: Collection[str] = (), updates: Mapping[str, 
     from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
 
     if ends:
+        fuse_attention(model)
         replace_operators(model)
         fuse_elementwise(model)
         rematerialize(model, ends)

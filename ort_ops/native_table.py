@@ -8,7 +8,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from onnx_backprop.opset.operators.registry import BY_STEM
-from onnx_backprop.ort_ops import layers, normalization
+from onnx_backprop.ort_ops import attention, layers, normalization
 from onnx_backprop.ort_ops.convolution import kernels as convolution
 from onnx_backprop.ort_ops.elementwise import kernel as elementwise
 from onnx_backprop.ort_ops.interpolation import kernels as interpolation
@@ -21,7 +21,7 @@ KERNELS: tuple[NativeKernel, ...] = (
     *interpolation.KERNELS,
     *(
         import_module(f"{family.__name__}.{found.name}").KERNEL
-        for family in (layers, normalization)
+        for family in (attention, layers, normalization)
         for found in iter_modules(family.__path__)
         if found.name in BY_STEM
     ),

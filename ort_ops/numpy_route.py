@@ -163,6 +163,8 @@ _INPUT_TYPES = {
     "T3": PyCustomOpDef.dt_float,
     "T4": PyCustomOpDef.dt_int64,
     "T5": PyCustomOpDef.dt_float,
+    "T6": PyCustomOpDef.dt_uint8,
+    "T7": PyCustomOpDef.dt_int64,
 }
 
 

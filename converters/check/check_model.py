@@ -27,7 +27,9 @@ from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.mapped import to_array
+from onnx_backprop.opset.functions.mat_mul_n_bits import MatMulNBits, rounds
 from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.walk import all_nodes
 
 Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 Open = Callable[[ModelProto], Run]
@@ -41,16 +43,17 @@ REFERENCE_LIMIT, REFERENCE_LIMIT_FAST = 50_000, 4_000_000
 FAST = frozenset({
     "Abs", "Add", "BatchNormalization", "Cast", "Clip", "Concat", "Constant", "Cos", "Div", "Dropout", "Equal", "Exp",
     "Expand", "Flatten", "Gather", "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Greater", "HardSigmoid", "Identity",
-    "InstanceNormalization", "LRN", "LayerNormalization", "LeakyRelu", "Less", "Log", "LogSoftmax", "MatMul", "Max",
-    "Mean", "Min", "Mul", "Neg", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceMax",
-    "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Shape", "Sigmoid",
-    "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh", "Tile",
-    "Transpose", "Unsqueeze", "Where",
+    "InstanceNormalization", "LRN", "LayerNormalization", "LeakyRelu", "Less", "Log", "LogSoftmax", "MatMul",
+    "MatMulNBits", "Max", "Mean", "Min", "Mul", "Neg", "PRelu", "Pad", "Pow", "Reciprocal", "ReduceL1", "ReduceL2",
+    "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Shape",
+    "Sigmoid", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tanh",
+    "Tile", "Transpose", "Unsqueeze", "Where",
 })
 # fmt: on
 AGREEMENT = 1e-3  # between two forwards of the same model, relative to the largest output
 HALF_AGREEMENT = 3e-2
 HALF_TOLERANCE: dict[int, float] = {TensorProto.FLOAT16: 3e-2, TensorProto.BFLOAT16: 1e-1}
+EXACT = "accuracy_level left out of MatMulNBits"
 JITTER = 2.0**-6  # relative; how far a point on a kink is moved
 
 
@@ -108,7 +111,14 @@ class Examiner:
         given: Feeds,
         progress: Progress = iter,
     ) -> Examination:
-        """The verdicts for the gradients of a model with respect to each variable, or each group of variables."""
+        """The verdicts for the gradients of a model with respect to each variable, or each group of variables.
+
+        Of a MatMulNBits that rounds, gradients are those of the exact product, and the model is examined with that.
+        """
+        rounded = any(map(rounds, all_nodes(model.graph)))
+        model = copied(model) if rounded else model
+        for node in filter(rounds, all_nodes(model.graph)):
+            assign(node.attribute, [a for a in node.attribute if a.name != "accuracy_level"])
         subject = self._subject(model, wrt, of)
         model = subject.whole
         forward = self.open(subject.model)
@@ -121,6 +131,7 @@ class Examiner:
             values = {name: self._moved(value) for name, value in values.items()}
             results, used = self._results(subject, forward, feeds, values, progress)
         outputs = tuple(value.name for value in subject.model.graph.output)
+        used += f", {EXACT}" if rounded else ""
         return Examination(model, results, used, tuple(subject.variables), outputs, feeds, values)
 
     def _subject(self, model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None) -> _Subject:
@@ -318,7 +329,7 @@ def _reference(model: ModelProto) -> Run:
         nonlocal evaluator
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            evaluator = evaluator or ReferenceEvaluator(double, new_ops=reference_ops())
+            evaluator = evaluator or ReferenceEvaluator(double, new_ops=[*reference_ops(), MatMulNBits])
             return dict(zip(names, map(np.asarray, evaluator.run(None, dict(values))), strict=True))
 
     return run

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from onnx_backprop.converters.finetune.linear import PACKED, PACKED_TABLE, Layers, Linear
+from onnx_backprop.converters.finetune.linear import PACKED_PRODUCTS, PACKED_TABLE, Layers, Linear
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.opset.graphs.walk import attributes_of, called
@@ -185,5 +185,5 @@ def form_of(layer: Linear) -> Form:
         return Kernel(layer)
     if op_type in ("Gather", PACKED_TABLE):
         return Table(layer)
-    matrix = op_type in ("Gemm", PACKED) or (op_type == "MatMul" and len(layer.dims) == 2)
+    matrix = op_type in ("Gemm", *PACKED_PRODUCTS) or (op_type == "MatMul" and len(layer.dims) == 2)
     return Matrix(layer) if matrix else InFront(layer)

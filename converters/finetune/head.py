@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from onnx_backprop.converters.finetune.linear import PACKED, Layers, Linear
+from onnx_backprop.converters.finetune.linear import PACKED_PRODUCTS, Layers, Linear
 from onnx_backprop.converters.prepare.load import infer_large, unfolded
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
@@ -106,7 +106,7 @@ class _Head:
         replaced: dict[int, list[NodeProto]] = {}
         biases = [(node, 2)] if node.op_type in ("Conv", "Gemm") and len(node.input) > 2 and node.input[2] else []
         place = layer.place
-        if node.op_type == PACKED:
+        if node.op_type in PACKED_PRODUCTS:
             replaced[id(node)], place = self._in_floats(node), 1
             node, *added = replaced[id(node)]
             biases = [(one, 1) for one in added]
@@ -122,7 +122,7 @@ class _Head:
         return made
 
     def _in_floats(self, node: NodeProto) -> list[NodeProto]:
-        """A MatMulNBits as a MatMul, and the Add of its bias."""
+        """A MatMulNBits or MatMulBnb4 as a MatMul, and the Add of its bias."""
         y, bias = node.output[0], node.input[5] if len(node.input) > 5 else ""
         product = f"{y}/product" if bias else y
         nodes = [helper.make_node("MatMul", node.input[:2], [product], node.name)]

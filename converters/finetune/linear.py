@@ -21,6 +21,7 @@ from onnx_backprop.opset.graphs.order import producers
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard, reads
 
 PACKED = "MatMulNBits"  # of com.microsoft: its weight is no tensor that another could take the place of
+PACKED_PRODUCTS = (PACKED, "MatMulBnb4")
 PACKED_TABLE = "GatherBlockQuantized"
 RECURRENT = ("GRU", "LSTM", "RNN")
 # the inputs that may be weights, by domain and operator; MatMul has one weight
@@ -58,7 +59,7 @@ class Linear:
     def exact(self) -> bool:
         """Whether the weight is the tensor itself, perhaps transposed."""
         plain = all(link.op_type in ("Identity", "Transpose") for link in self.weight.chain)
-        return plain and self.node.op_type not in (PACKED, PACKED_TABLE)
+        return plain and self.node.op_type not in (*PACKED_PRODUCTS, PACKED_TABLE)
 
     @property
     def names(self) -> list[str]:
@@ -92,13 +93,13 @@ class Layers:
 
     def linear(self, node: NodeProto) -> Linear | None:
         """A Gemm, MatMul, MatMulNBits or Conv that multiplies by a matrix or kernel; None for another node."""
-        heads = ("Conv", "Gemm", "MatMul", PACKED)
+        heads = ("Conv", "Gemm", "MatMul", *PACKED_PRODUCTS)
         found = (layer for layer in self.layers(node) if node.op_type == "Conv" or len(layer.dims) == 2)
         return next(found, None) if node.op_type in heads else None
 
     def layers(self, node: NodeProto) -> list[Linear]:
         """A node with each of its weights; nothing for another node, and where the weights are computed."""
-        if node.domain == MICROSOFT and node.op_type in (PACKED, PACKED_TABLE):
+        if node.domain == MICROSOFT and node.op_type in (*PACKED_PRODUCTS, PACKED_TABLE):
             return self._packed(node)
         result: list[Linear] = []
         for place in PLACES.get((node.domain, node.op_type), ()):
@@ -108,7 +109,7 @@ class Layers:
         return result[:1] if node.op_type == "MatMul" else result
 
     def _packed(self, node: NodeProto) -> list[Linear]:
-        place = 1 if node.op_type == PACKED else 0
+        place = 0 if node.op_type == PACKED_TABLE else 1
         values, data, scales = attributes_of(node), *(self.tensors.get(node.input[n]) for n in (place, 2))
         if data is None or scales is None:
             return []

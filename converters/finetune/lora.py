@@ -128,8 +128,8 @@ def lora(
 
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed.
-        targets: the weights of Gemm, MatMul, Conv, ConvTranspose, GRU, LSTM, RNN, com.microsoft's Attention and
-            MatMulNBits, and tables of Gather and com.microsoft's GatherBlockQuantized, quantized ones behind
+        targets: the weights of Gemm, MatMul, Conv, ConvTranspose, GRU, LSTM, RNN, com.microsoft's Attention,
+            MatMulNBits and MatMulBnb4, and tables of Gather and its GatherBlockQuantized, quantized ones behind
             DequantizeLinear included: names, globs or regular expressions of tensors, nodes, or modules of PyTorch,
             where its exporter has written these into the file. ["*"]: all.
         rank: of ΔW, at most.

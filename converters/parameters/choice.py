@@ -22,7 +22,8 @@ from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CO
 
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
-_IN_BLOCKS = (" of MatMulNBits", " of GatherBlockQuantized")  # whose scales a quantiser has added to what was exported
+# whose scales a quantiser has added to what was exported
+_IN_BLOCKS = (" of MatMulNBits", " of GatherBlockQuantized", " of MatMulBnb4", " of QMoE")
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
 _MERGED_BY_TOOL = "by its name, a convolution has been merged with what follows it, as BatchNormalization"
 _FUSED = re.compile(r"Conv(Bn|Mul|Add)Fusion_")  # how onnxruntime names what it has computed

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.values import are_sine_and_cosine, holds_angles, is_uniform
 from onnx_backprop.converters.prepare.fused.composer import defined
+from onnx_backprop.opset.functions.mat_mul_n_bits import MICROSOFT
 from onnx_backprop.opset.graphs.facts import HANDS_ON
 from onnx_backprop.opset.graphs.walk import is_standard
 
@@ -32,6 +33,7 @@ DEFINES: dict[str, dict[int, str]] = {
     "STFT": {2: "window"},
     "Upsample": {1: "scale"},
 }
+_OF_PACKED = {2: "quantization scale", 3: "zero point"}  # the inputs of MatMulNBits, and 5, a bias
 NEVER_TRAINED = ("running statistic of BatchNormalization", "ratio of Dropout")  # which a step renews, or reads as is
 # where a tensor is a weight, however few elements it has
 WEIGHTS: dict[str, tuple[int, ...]] = {
@@ -55,7 +57,7 @@ WEIGHTS: dict[str, tuple[int, ...]] = {
     "RMSNormalization": (1,),
     "RNN": (1, 2, 3, 5),
 }
-_LINEAR = ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul")
+_LINEAR = ("Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul", "MatMulNBits")
 _ROUNDED = ("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger")
 # what hands on the numbers of any input
 _JOINING = ("Concat", "Sum")
@@ -71,7 +73,8 @@ Use = tuple[ir.Node, int]
 
 def defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
     """What the table or the node says of an input, or that it rescales the product of rounded numbers."""
-    what = DEFINES.get(node.op_type, {}).get(index) if node.domain == "" else None
+    places = _OF_PACKED if _is_packed(node) else DEFINES.get(node.op_type, {}) if node.domain == "" else {}
+    what = places.get(index)
     if what is not None:
         return f"{what} of {node.op_type}"
     if (what := defined(node, index)) is not None:
@@ -138,7 +141,11 @@ def is_weight(value: ir.Value, node: ir.Node, index: int) -> bool:
         if not is_vector(value) or product is None or product.op_type not in _LINEAR:
             return False
         return not is_single(value) or _has_one_output(value, product)
-    return node.domain == "" and index in WEIGHTS.get(node.op_type, ())
+    return (_is_packed(node) and index == 5) or (node.domain == "" and index in WEIGHTS.get(node.op_type, ()))
+
+
+def _is_packed(node: ir.Node) -> bool:
+    return (node.domain, node.op_type) == (MICROSOFT, "MatMulNBits")
 
 
 def _has_one_output(value: ir.Value, product: ir.Node) -> bool:

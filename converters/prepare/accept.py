@@ -93,8 +93,9 @@ def _complaint(proto: ModelProto) -> checker.ValidationError | None:
             value.type.tensor_type.shape.SetInParent()
             value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or TensorProto.FLOAT
     checked.opset_import.add(domain="deprecated", version=1)
-    for node in all_nodes(checked):  # its first version, of scales per group, which onnx has withdrawn
-        if is_standard(node, "GroupNormalization"):
+    # GroupNormalization's first version, of scales per group, which onnx has withdrawn, and what is onnxruntime's alone
+    for node in all_nodes(checked):
+        if is_standard(node, "GroupNormalization") or node.domain == MICROSOFT:
             node.domain = "deprecated"
     try:
         checker.check_model(checked)

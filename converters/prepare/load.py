@@ -17,6 +17,7 @@ from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING
 from onnx_backprop.converters.prepare.exporters.restore import restore, separate_named, unfold
 from onnx_backprop.converters.prepare.exporters.statistics import split_statistics
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
+from onnx_backprop.converters.prepare.fused.weight_only import pack_products
 from onnx_backprop.converters.prepare.inference.conv_lengths import explicit_pads
 from onnx_backprop.converters.prepare.inference.declared import as_declared, forget_declared
 from onnx_backprop.converters.prepare.inference.driver import infer_corrected
@@ -66,6 +67,7 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     proto = upgrade(proto)
     if edit is not None:
         edit(proto, weights.tensors)
+    pack_products(proto, weights.tensors)
     expand_fused(proto, declared)
     corrections = (loose_sequences, loop_states, explicit_pads, partial(as_declared, declared), hidden_scales)
     proto = infer_corrected(proto, infer, *corrections)

@@ -51,7 +51,7 @@ class Sizes:
             elements = self.shapes.get((node.outputs if side == "output" else node.inputs)[index] or ir.Value(), ())
             kernel = self.shapes.get((node.outputs[0] if weights is None else node.inputs[weights]) or ir.Value(), ())
             return prod(elements) * prod(kernel[1:])
-        if node.op_type in ("MatMul", "Gemm", "MatMulInteger"):
+        if node.op_type in ("MatMul", "Gemm", "MatMulInteger", "MatMulNBits", "MatMulNBitsBackwardData"):
             first, result = (self.shapes.get(v or ir.Value(), ()) for v in (node.inputs[0], node.outputs[0]))
             inner = first[-1] if first else 0
             transposed = node.attributes.get("transA")

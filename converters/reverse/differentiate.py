@@ -212,7 +212,8 @@ def _plan(
     """`within`: the operator that the nodes are the body of, for messages."""
     plans: list[NodePlan] = []
     for node in path.nodes:
-        rule, version = registry.find(node, opsets), registry.version_of(node, opsets)
+        refused = REFUSED in node.metadata_props
+        rule, version = None if refused else registry.find(node, opsets), registry.version_of(node, opsets)
         parts: list[BodyPlan] = []
         loop: LoopPlan | None = None
         if version is not None and is_loop(node):

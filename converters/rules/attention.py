@@ -1,4 +1,4 @@
-"""Attention, which like RotaryEmbedding has no rule: it is differentiated through its function body."""
+"""Attention: by the operator of our domain in its usual forms, else through its function body, as RotaryEmbedding."""
 
 import onnx
 import onnx_ir as ir
@@ -6,8 +6,10 @@ from onnx import helper, parser
 
 from onnx_backprop.converters.reverse.expand import amends
 from onnx_backprop.converters.reverse.forward import unsupported
-from onnx_backprop.converters.reverse.known import element_type
+from onnx_backprop.converters.reverse.known import dims, element_type
+from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.maths.attention import TOP_LEFT
 
 MASKED = ("BiasRowMaxAxes", "BiasRowMax", "FloatNegInfT", "RowAllMasked")  # nodes of the body
 # RowAllMasked, for the rows that put out 0, and ScoresOrNone, which depends on no score where none counts
@@ -37,6 +39,66 @@ OFFSET = """
     SeesAll = And(OneQueryWithPast, LastIsSeen)
     CausalOffset = Where(SeesAll, NewKVSeqLen, PastKVSeqLen)
 """
+
+
+_HANDLED = {"is_causal", "scale", "q_num_heads", "kv_num_heads", "qk_matmul_output_mode", "softmax_precision"}
+_INPUTS = 4  # queries, keys, values and a mask
+
+
+def _usual(node: ir.Node) -> bool:
+    """Whether it is attention of known ranks in float32 without a past, masked by bools and causality alone.
+
+    A mask of floats may hold the lowest of them, see `attention_body`; since opset 24 one that is too short hides keys.
+    """
+    given = [*node.inputs, *[None] * 7]
+    query, key, value, mask = given[:_INPUTS]
+    if any(v is None or v.dtype != ir.DataType.FLOAT or len(dims(v) or ()) not in (3, 4) for v in (query, key, value)):
+        return False
+    numbers = {n: a for n, a in node.attributes.items() if n not in _HANDLED}
+    neutral = all(a.type == ir.AttributeType.FLOAT and a.as_float() == 0 for a in numbers.values())
+    precise = "softmax_precision" not in node.attributes or node.attributes.get_int("softmax_precision") == 1
+    others = any(v.name and (v.uses() or v.is_graph_output()) for v in node.outputs[1:])
+    if not neutral or not precise or others or any(given[_INPUTS:]):
+        return False
+    if mask is None:
+        return True
+    assert key is not None
+    shape, keys = dims(mask), (dims(key) or (None, None))[-2]
+    long_enough = shape is not None and 2 <= len(shape) <= 4 and shape[-1] == keys and keys not in (None, 1)
+    return mask.dtype == ir.DataType.BOOL and long_enough
+
+
+@gradient("Attention", versions=(23, 24, 25), serves=_usual)
+def attention(op: Builder, node: Forward, dy: ir.Value) -> Grads:
+    """y = softmax(scale·q·kᵀ + mask)·v  =>  AttentionBackward, with the sums of AttentionForwardTraining."""
+    heads = node.int("q_num_heads", 0), *[node.int("kv_num_heads", 0)] * 2
+    flat = [len(dims(node.input(n)) or ()) == 3 for n in range(3)]
+    given = [_by_heads(op, node.input(n), count) if flat[n] else node.input(n) for n, count in enumerate(heads)]
+    bias = None
+    if node.has(3):
+        mask = node.input(3)
+        bias = op.Where(mask, op.scalar(0, given[0]), op.scalar(float("-inf"), given[0]))
+        missing = 4 - len(dims(mask) or ())
+        bias = op.Unsqueeze(bias, list(range(missing))) if missing else bias
+    attributes = {
+        "is_causal": node.int("is_causal", 0),
+        "scale": node.float("scale", 0.0),
+        "diagonal_alignment": TOP_LEFT,
+    }
+    forward = op.domain.emit("AttentionForwardTraining", [*given, bias], attributes, outputs=2)
+    dy = _by_heads(op, dy, heads[0]) if flat[0] else dy
+    grads = op.domain.emit("AttentionBackward", [dy, *given, *forward, bias], attributes, outputs=3)
+    return [_joined(op, g, node.input(n)) if flat[n] else g for n, g in enumerate(grads)]
+
+
+def _by_heads(op: Builder, x: ir.Value, heads: int) -> ir.Value:
+    """(batch, length, heads · size) -> (batch, heads, length, size)."""
+    return op.Transpose(op.Reshape(x, [0, 0, heads, -1]), perm=[0, 2, 1, 3])
+
+
+def _joined(op: Builder, x: ir.Value, like: ir.Value) -> ir.Value:
+    """The other way round."""
+    return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), op.shape(like), allowzero=1)
 
 
 @amends("Attention")

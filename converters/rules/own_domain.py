@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, flows, gradient
 from onnx_backprop.converters.rules.common import cast, count_up, narrow, size_ratio
 from onnx_backprop.converters.rules.conv import wanted_shape
@@ -27,7 +27,11 @@ from onnx_backprop.opset.operators.registry import OPS
 # Tensors whose values decide in jumps, or not at all; besides, those of which the shape alone is read.
 _CONSTANT = {"ReLUBackward": ("src",), "MaxPoolBackward": ("src",), "LayerNormBackward": ("beta",)}
 for _op in OPS:
-    _zero = [n for n, i in enumerate(_op.inputs) if i.shape_only or i.name in _CONSTANT.get(_op.name, ())]
+    _zero = [
+        n
+        for n, i in enumerate(_op.inputs)
+        if i.shape_only or i.type_name == "T7" or i.name in _CONSTANT.get(_op.name, ())
+    ]
     flows(_op.name, DOMAIN, [n for n, i in enumerate(_op.inputs) if i.tensor and n not in _zero], _zero)
 
 _ROLES = {
@@ -155,6 +159,48 @@ def batch_norm_forward_training(op: Builder, node: Forward, dys: Sequence[ir.Val
     grads[0] = narrow(op, op.accumulate(terms), x)
     grads[1:3] = [None if g is None else op.Mul(g, momentum) for g in (drunning_mean, drunning_variance)]
     return grads[: len(node.node.inputs)]
+
+
+@gradient("AttentionForwardTraining", versions=(1,), domain=DOMAIN, all_outputs=True)
+def attention_forward_training(op: Builder, node: Forward, dys: Sequence[ir.Value | None]) -> Grads:
+    """y_i = Σ_j p_ij·v_j, L_i = log Σ_j e^s_ij  =>  AttentionBackward(dy, …), in which ds_ij = p_ij·(dy_i·v_j - δ_i).
+
+    A gradient g of L makes that ds_ij + p_ij·g_i: as if values had a last entry 0, y there -1 and dy there g.
+    """
+    query, key, value = (node.input(n) for n in range(3))
+    outputs: list[ir.Value] = [v for v in node.node.outputs if v.name]
+    if len(outputs) < 2:
+        given = [v if v is not None and v.name else None for v in node.node.inputs]
+        outputs = list(op.domain.emit(node.op_type, given, node.written, outputs=2))
+    y, logarithm = outputs
+    dy, g = (*dys, None)[:2]
+    dy = op.zeros_like(y) if dy is None else dy
+    if g is not None:
+        y, dy = (
+            op.Concat(x, op.Unsqueeze(more, [3]), axis=3) for x, more in ((y, _less_one(op, y)), (dy, narrow(op, g, y)))
+        )
+        column = op.zeros(op.joined(op.lengths(value, 0, 3), op.ints([1])), value)
+        value = op.Concat(value, column, axis=3)
+    inputs = [dy, query, key, value, y, logarithm, *map(node.optional, (3, 4, 5, 6))]
+    count = 5 if node.wants(5) else 4 if node.wants(3) else 3
+    grads: list[ir.Value | None] = [
+        *op.domain.emit("AttentionBackward", inputs, node.written, outputs=count),
+        None,
+        None,
+    ]
+    if count == 5 and not node.wants(3):
+        assert grads[3] is not None
+        grads[3].name = ""  # the kernel computes what has a name
+    dq, dk, dv, dbias, dsinks = grads[:5]
+    if g is not None and dv is not None:
+        dv = op.Slice(dv, [0], [-1], [3])
+    grads = [dq, dk, dv, dbias if node.wants(3) else None, None, dsinks if node.wants(5) else None, None]
+    return grads[: len(node.node.inputs)]
+
+
+def _less_one(op: Builder, y: ir.Value) -> ir.Value:
+    """-1 for each query, of the type of y."""
+    return op.filled(op.lengths(y, 0, 3), -1, element_type(y))
 
 
 def _in_every_opset(node: ir.Node) -> bool:

@@ -48,8 +48,9 @@ class NumberType(NamedTuple):
     dtype: type[np.generic]
 
 
-TypeName = Literal["T1", "T2", "T3", "T4", "T5"]
-TENSORS: tuple[TypeName, ...] = ("T1", "T5")  # the others carry numbers that are read before the arithmetic
+TypeName = Literal["T1", "T2", "T3", "T4", "T5", "T6", "T7"]
+# the others carry numbers that are read before the arithmetic
+TENSORS: tuple[TypeName, ...] = ("T1", "T5", "T6", "T7")
 NUMBER_TYPES: dict[TypeName, NumberType] = {
     "T1": NumberType(
         FLOAT_TYPES, "f32, f16 or bf16, the same for all floating-point inputs and the output.", np.float32
@@ -58,6 +59,8 @@ NUMBER_TYPES: dict[TypeName, NumberType] = {
     "T3": NumberType(("tensor(float)",), "f32, whatever T1 is.", np.float32),
     "T4": NumberType(("tensor(int64)",), "s64.", np.int64),
     "T5": NumberType(("tensor(float)",), "f32, whatever T1 is: statistics and parameters.", np.float32),
+    "T6": NumberType(("tensor(uint8)",), "u8: bytes that hold numbers of a few bits.", np.uint8),
+    "T7": NumberType(("tensor(int64)",), "s64: counts that are read when the kernel runs.", np.int64),
 }
 FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
@@ -107,7 +110,7 @@ def _of_type(value: Any, convert: Callable[[Any], Any], *accepted: type) -> Any:
 
 @dataclass(frozen=True)
 class Input:
-    """One input. `type_name` is T1 or T5 for a tensor; T2, T3, T4 carry a shape or constants in 1-D.
+    """One input. `type_name` is T1, T5, T6 or T7 for a tensor; T2, T3, T4 carry a shape or constants in 1-D.
 
     The values of a shape-only input are never read.
     """
@@ -121,6 +124,11 @@ class Input:
     @property
     def tensor(self) -> bool:
         return self.type_name in TENSORS
+
+    @property
+    def floats(self) -> bool:
+        """Whether it is a tensor that arithmetic reads as floats; one of bytes or counts stays as it is."""
+        return self.tensor and self.type_name not in ("T6", "T7")
 
 
 @dataclass(frozen=True)
@@ -210,7 +218,7 @@ class Op:
 
     An input marked shape-only arrives in `reference` as its shape tuple; an absent optional one as None; one that
     carries numbers as a tuple. `body(b, attributes, *tensors)` writes the same in standard ONNX operators, float32
-    inside, with a `Body` and one `Tensor` per input.
+    inside, with a `Body` and one `Tensor` per input. Bytes (T6) and counts (T7) arrive in both as they are.
 
     The functions of an operator with several outputs answer one shape, array or tensor for each, and `reference` is
     told the shapes of all.
@@ -269,9 +277,12 @@ class Op:
         if not spec.tensor:
             value = self._number_tuple(spec, arg)
             return value, Arg(arg.shape, value)
-        if spec.type_name == "T5" and arg.dtype != np.float32:
-            raise InvalidModelError(f"input {spec.name}: expected float32, got {arg.dtype}", op_type=self.name)
-        return arg.shape if spec.shape_only else arg.astype(np.float64), Arg(arg.shape)
+        dtype = np.dtype(NUMBER_TYPES[spec.type_name].dtype)
+        if spec.type_name != "T1" and arg.dtype != dtype:
+            raise InvalidModelError(f"input {spec.name}: expected {dtype}, got {arg.dtype}", op_type=self.name)
+        if spec.shape_only:
+            return arg.shape, Arg(arg.shape)
+        return arg.astype(np.float64) if spec.floats else arg, Arg(arg.shape)
 
     def run_shapes(self, bound: Attributes, known: Sequence[Arg | None]) -> tuple[tuple[int, ...], ...]:
         """The shapes of all outputs at run time, when everything is known."""

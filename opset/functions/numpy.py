@@ -37,7 +37,7 @@ def python_body(domain: str, op: Op, present: Present, opset: int, outputs: int)
             nodes.append(helper.make_node("Constant", [], [feed], value=value))
         elif spec.shape_only:
             nodes.append(helper.make_node("Shape", [spec.name], [feed]))
-        elif spec.tensor:
+        elif spec.floats:
             nodes.append(helper.make_node("Cast", [spec.name], [feed], to=TensorProto.FLOAT))
         else:
             nodes.append(helper.make_node("Identity", [spec.name], [feed]))

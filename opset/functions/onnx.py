@@ -31,7 +31,7 @@ def standard_body(
     for spec, arg in zip(op.inputs, args, strict=True):
         if arg is None:
             tensors.append(None)
-        elif spec.tensor and not spec.shape_only and not single:
+        elif spec.floats and not spec.shape_only and not single:
             tensors.append(Tensor(b.Cast(spec.name, to=FLOAT), arg.dims))
         else:
             tensors.append(Tensor(spec.name, arg.dims, arg.value))

@@ -17,7 +17,7 @@ F32, F16, BF16 = 1, 10, 16  # ONNXTensorElementDataType
 ITEM_SIZE = {F32: 4, F16: 2, BF16: 2}
 
 Make = Callable[[ir.Function], None]  # writes a function, whose name and arguments are there
-I64, I32, I16, F32_TYPE, HALF = ir.IntType(64), ir.IntType(32), ir.IntType(16), ir.FloatType(), ir.HalfType()
+I64, I32, I16, I8, F32_TYPE, HALF = (*map(ir.IntType, (64, 32, 16, 8)), ir.FloatType(), ir.HalfType())
 
 
 def intrinsic(result: Type | None, *parameters: Type | None) -> Callable[[Callable[..., Any]], Intrinsic]:
@@ -107,6 +107,7 @@ def _to_bf16(builder: Any, value: Any) -> Any:
 
 
 load_i64, store_i64 = _loader(I64, INT), _storer(I64, INT)
+load_u8 = _loader(I8, INT, lambda builder, value: builder.zext(value, I64))
 load_i32, store_i32 = _loader(I32, INT32), _storer(I32, INT32)
 load_f64, store_f64 = _loader(ir.DoubleType(), DOUBLE), _storer(ir.DoubleType(), DOUBLE)
 load_f32, store_f32 = _loader(F32_TYPE, FLOAT), _storer(F32_TYPE, FLOAT)

@@ -50,7 +50,7 @@ def _sign(b: Block, x: Value) -> Value:
     return b.select(b.fcmp_ordered(">", x, ZERO), one, below)
 
 
-def _exp(b: Block, x: Value) -> Value:
+def exp(b: Block, x: Value) -> Value:
     """e^x = 2^n · e^r, |r| <= ln 2 / 2, by the Taylor series to r^7; 1 ulp. Subnormal, infinite and NaN as they are."""
 
     def all_lanes(number: float) -> Value:
@@ -64,7 +64,7 @@ def _exp(b: Block, x: Value) -> Value:
     shifted = b.fma(x, all_lanes(1 / math.log(2)), all_lanes(_ROUNDING))  # n in its last bits
     n = b.fsub(shifted, all_lanes(_ROUNDING))
     r = b.fma(n, all_lanes(-_LN2_LOW), b.fma(n, all_lanes(-_LN2_HIGH), x))
-    result = _polynomial(b, r, tuple(1 / math.factorial(k) for k in range(8)))
+    result = polynomial(b, r, tuple(1 / math.factorial(k) for k in range(8)))
     power = b.sub(b.bitcast(shifted, LANES), whole(struct.unpack("<i", struct.pack("<f", _ROUNDING))[0]))
     half = b.ashr(power, whole(1))
     for part in (half, b.sub(power, half)):  # 2^n itself may be no number
@@ -72,7 +72,7 @@ def _exp(b: Block, x: Value) -> Value:
     return result
 
 
-def _polynomial(b: Block, x: Value, coefficients: tuple[float, ...]) -> Value:
+def polynomial(b: Block, x: Value, coefficients: tuple[float, ...]) -> Value:
     """Σ_k coefficients[k] · x^k."""
     result: Value = ir.Constant(VEC, [coefficients[-1]] * VECTOR)
     for coefficient in coefficients[-2::-1]:
@@ -85,8 +85,8 @@ def _erf(b: Block, x: Value) -> Value:
     one, four = (ir.Constant(VEC, [number] * VECTOR) for number in (1.0, 4.0))
     negative = b.fcmp_ordered("<", x, ZERO)
     size = b.select(negative, b.fneg(x), x)
-    near = b.fmul(x, _polynomial(b, b.fmul(x, x), _ERF_NEAR))
-    far = b.fsub(one, _exp(b, _polynomial(b, b.select(b.fcmp_ordered("<", size, four), size, four), _LOG_ERFC)))
+    near = b.fmul(x, polynomial(b, b.fmul(x, x), _ERF_NEAR))
+    far = b.fsub(one, exp(b, polynomial(b, b.select(b.fcmp_ordered("<", size, four), size, four), _LOG_ERFC)))
     far = b.select(negative, b.fneg(far), far)
     return b.select(b.fcmp_ordered(">", size, one), far, near)
 
@@ -95,7 +95,7 @@ def _sigmoid(b: Block, x: Value) -> Value:
     """1 / (1 + e^-x), as e^x / (1 + e^x) below 0."""
     one = ir.Constant(VEC, [1.0] * VECTOR)
     below = b.fcmp_ordered("<", x, ZERO)
-    power = _exp(b, b.select(below, x, b.fneg(x)))
+    power = exp(b, b.select(below, x, b.fneg(x)))
     return b.fdiv(b.select(below, power, one), b.fadd(one, power))
 
 
@@ -129,7 +129,7 @@ STEPS = {
     "Div": Step(_TWO, Block.fdiv),
     "Neg": Step((TENSOR,), Block.fneg),
     "Sqrt": Step((TENSOR,), _sqrt),
-    "Exp": Step((TENSOR,), _exp),
+    "Exp": Step((TENSOR,), exp),
     "Sigmoid": Step((TENSOR,), _sigmoid),
     "Erf": Step((TENSOR,), _erf),
     "Sign": Step((TENSOR,), _sign),

@@ -1,1 +1,1 @@
-"""Kernels of the gradients of bias, ReLU and max pooling."""
+"""Kernels of the gradients of bias, ReLU, max pooling and products with packed weights."""

@@ -33,7 +33,8 @@ from onnx_backprop.ort_ops.runtime.scratch import RUNTIME_WORDS, Runtime
 from onnx_backprop.ort_ops.runtime.stages import Plan
 
 ELEMENT_TYPES = (c_abi.FLOAT, c_abi.FLOAT16, c_abi.BFLOAT16)
-_NUMBER_ELEMENTS = {"T2": c_abi.INT32, "T3": c_abi.FLOAT, "T4": c_abi.INT64, "T5": c_abi.FLOAT}
+_NUMBER_ELEMENTS = {"T2": c_abi.INT32, "T3": c_abi.FLOAT, "T4": c_abi.INT64, "T5": c_abi.FLOAT, "T6": c_abi.UINT8}
+_NUMBER_ELEMENTS["T7"] = c_abi.INT64
 
 Shape = tuple[int, ...]
 

@@ -121,6 +121,12 @@ def _entry(word: int) -> Exported:
     return entry
 
 
+@exported(INT, INT, INT)
+def _optional_behind(_op, index):
+    """Outputs behind the first may be left out."""
+    return OPTIONAL if index else REQUIRED
+
+
 @exported(INT, INT, INT, INT, INT)
 def _create_kernel(op, api, info, kernel):
     """CreateKernelV2: what Python makes of it, or a failure, and the kernel is null then."""
@@ -154,6 +160,7 @@ _ANSWERS = dict.fromkeys(_FUNCTIONS[9:16], _none) | {
     "get_output_type": _entry(_OUTPUTS),
     "get_output_count": _word(_OUTPUT_COUNT),
     "get_input_characteristic": _entry(_OPTIONAL),
+    "get_output_characteristic": _optional_behind,
     "get_start_version": _one,
     "get_end_version": _any,
 }

@@ -18,7 +18,7 @@ from onnx_backprop.ort_ops.runtime.interpreter import Interpreter, ask
 from onnx_backprop.ort_ops.runtime.scratch import Runtime
 from onnx_backprop.ort_ops.runtime.stages import Call, PlanHead, ort, run_stages
 
-MAX_INPUTS = 8
+MAX_INPUTS = 10
 MAX_PLANS = 256  # kept per kernel
 MAX_RANK = 64
 MAX_NUMBERS = 64  # of a shape-carrying input

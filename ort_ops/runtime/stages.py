@@ -97,7 +97,7 @@ class Call(Record):
     parameters: int
     output: int
     more: tuple[int, int, int, int]  # outputs
-    inputs: tuple[int, int, int, int, int, int, int, int]
+    inputs: tuple[int, int, int, int, int, int, int, int, int, int]
     shared: int
     group: int
     part: int

@@ -58,7 +58,7 @@ def test_there_are_cases_enough() -> None:
 
 
 # Differentiated through the function body that ONNX gives them, or through their branches or steps
-WITHOUT_A_RULE = {"Attention", "If", "NegativeLogLikelihoodLoss", "ReduceLogSum", "RotaryEmbedding"}
+WITHOUT_A_RULE = {"If", "NegativeLogLikelihoodLoss", "ReduceLogSum", "RotaryEmbedding"}
 WITHOUT_A_RULE |= {"Loop", "Scan", "SequenceMap"}
 # Refused unless straight_through opens them
 ROUNDING = {"ConvInteger", "MatMulInteger", "QuantizeLinear"}

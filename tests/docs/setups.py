@@ -75,8 +75,21 @@ def _integers() -> None:
     onnx.save(model, "model.int8.onnx")
 
 
+def _four_bits() -> None:
+    """model.int4.onnx, as onnxruntime's quantiser of MatMul writes it."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]>
+        packed (float[batch, 4] x) => (float[batch, 4] y) {
+            h = com.microsoft.MatMulNBits <K = 4, N = 4, block_size = 16, accuracy_level = 4> (x, w_Q4, w_scales)
+            y = Tanh (h) }""")
+    packed = np.random.default_rng(0).integers(0, 256, (4, 1, 8)).astype(np.uint8)
+    model.graph.initializer.append(numpy_helper.from_array(packed, "w_Q4"))
+    onnx.save(_filled(model, {"w_scales": (4, 1)}), "model.int4.onnx")
+
+
 def quantized() -> Names:
     _integers()
+    _four_bits()
     x = np.random.default_rng(1).random((16, 4), np.float32)
     np.savez("data.npz", x=x, target=2 * x)
     return {"batches": [(x, 2 * x)] * 3}

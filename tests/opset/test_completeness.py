@@ -24,6 +24,7 @@ from tests.support.checks import one_node_model
 SPECIFICATION = {op: declaration.schema for op, declaration in DECLARED.items()}
 T1 = {"tensor(float)", "tensor(float16)", "tensor(bfloat16)"}
 NUMBERS = {"T2": {"tensor(int32)"}, "T3": {"tensor(float)"}, "T4": {"tensor(int64)"}, "T5": {"tensor(float)"}}
+NUMBERS |= {"T6": {"tensor(uint8)"}, "T7": {"tensor(int64)"}}
 each_op = pytest.mark.parametrize("name", list(SPECIFICATION))
 
 

@@ -54,7 +54,7 @@ class Shapes:
         """Of inputs and outputs."""
         call, op = self.call(dtype), BY_NAME[self.op]
         both = [*zip(op.inputs, call.inputs, strict=True), *zip(op.outputs, call.outputs, strict=True)]
-        sizes = {"T1": ITEM_SIZE[ELEMENT_TYPES[dtype]]}
+        sizes = {"T1": ITEM_SIZE[ELEMENT_TYPES[dtype]], "T6": 1}
         return sum(math.prod(shape) * sizes.get(spec.type_name, 4) for spec, shape in both if shape is not None)
 
 

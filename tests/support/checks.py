@@ -25,6 +25,8 @@ NUMBER_ELEMENTS: dict[str, int] = {
     "T3": TensorProto.FLOAT,
     "T4": TensorProto.INT64,
     "T5": TensorProto.FLOAT,
+    "T6": TensorProto.UINT8,
+    "T7": TensorProto.INT64,
 }
 
 Shape = Sequence[int | str | None]

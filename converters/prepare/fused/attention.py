@@ -10,6 +10,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnx_backprop.converters.prepare.fused.composer import Composer
+from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.maths.attention import TOP_LEFT
 
 MASK_FILTER = -10000.0
 
@@ -94,13 +96,12 @@ def rotary_embedding(op: Composer) -> str:
     x, positions, caches = op.input(0), op.input(1), (op.input(2), op.input(3))
     heads, part = op.attribute("num_heads", 0), op.attribute("rotary_embedding_dim", 0)
     op.attribute("is_packed_batching")  # allows longer sequences, changes nothing
-    if op.attribute("scale", 1.0) != 1:
-        raise op.refuse("scale is not handled, onnxruntime ignores it. Leave it out")
+    op.attribute("scale")  # onnxruntime's CPU ignores it
     joined = op.rank(x, "by RotaryEmbedding") == 3
     if joined:
         size = op.Mul(op.length(caches[0], 1), [2])
         x = op.Reshape(x, [0, 0, heads, -1] if heads else op.joined(0, 0, -1, size))
-    if op.rank(positions, "by RotaryEmbedding") == 1:
+    if op.rank(positions, "by RotaryEmbedding") < 2:
         positions = op.Add(arange(op, op.length(x, 1 if joined else 2)), positions)
         axes = [1] if joined else []
     else:
@@ -156,8 +157,21 @@ def attend(
     scale: 1 / sqrt(H) where it is 0. bias: broadcast to (B, N, S, T). softcap: none where it is not above 0.
     lengths, offset, window, clipped: which keys are seen, see `hidden_keys`.
     sink: (N), the logit of one more key whose value is 0.
+
+    With lengths, softcap or sink in float32 it is the operator AttentionForwardTraining, where that knows the window; a
+    query that sees no key gets 0 then.
     """
     seen = {"lengths": lengths, "offset": offset, "window": window, "clipped": clipped}
+    known = op.known.element(q) == TensorProto.FLOAT and (not bias or op.known.rank(bias) == 4)
+    # a window whose place lengths decide is none that the operator has
+    plain = window < 0 or (offset is not None and not (clipped and lengths))
+    if known and plain and (lengths or softcap > 0 or sink):
+        before = op.Reshape(offset, [-1]) if isinstance(offset, str) else ""
+        given = [q, k, v, bias, op.Reshape(lengths, [-1]) if lengths else "", sink, before]
+        numbers = {"scale": scale, "softcap": max(softcap, 0.0), "is_causal": int(offset is not None)}
+        numbers["window_left"] = max(window - 1, -1)
+        numbers |= {"diagonal_alignment": TOP_LEFT, "domain": DOMAIN}
+        return op.several("AttentionForwardTraining", 2, *given, **numbers)[0]  # the gradient reads the other one
     s, hidden = scores(op, q, k, scale=scale, bias=bias, softcap=softcap), hidden_keys(op, q, k, **seen)
     return _shared(op, weights(op, s, hidden, sink), v)
 

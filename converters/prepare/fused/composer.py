@@ -138,13 +138,14 @@ class Composer(Emitter):
 
     def replace(self, results: Sequence[str | None]) -> list[NodeProto]:
         """The nodes, the results under the names that the node gave its outputs."""
-        self._check_all_asked(len(results))
+        self.check_all_asked(len(results))
         pairs = zip(self.node.output, results, strict=False)
         for node in self.finish({output: result for output, result in pairs if result and output}):
             self.known.learn(node)
         return self.nodes
 
-    def _check_all_asked(self, results: int) -> None:
+    def check_all_asked(self, results: int) -> None:
+        """Refuse attributes, inputs and outputs that the function has not asked for, of `results` outputs."""
         if self._unasked:
             raise self.refuse(
                 f"the attribute {min(self._unasked)!r} is not handled. Leave it out if it changes nothing"
@@ -166,7 +167,7 @@ class Composer(Emitter):
         return self.constant(value, None if isinstance(value, np.ndarray) else np.int64)
 
 
-Expansion = Callable[[Composer], str | Sequence[str | None]]
+Expansion = Callable[[Composer], str | Sequence[str | None] | None]  # None: the node stays and has a gradient rule
 Table = Mapping[tuple[str, str], Expansion]
 
 

@@ -6,8 +6,9 @@ from onnx_backprop.converters.prepare.fused.composer import Composer, mark_branc
 from onnx_backprop.converters.prepare.fused.known import Known
 from onnx_backprop.converters.prepare.fused.table import EXPANSIONS, reason_against
 from onnx_backprop.converters.prepare.large_weights import FLOATS
+from onnx_backprop.opset import DOMAIN, OPSET_VERSION
 from onnx_backprop.opset.core.errors import UnsupportedError
-from onnx_backprop.opset.graphs.edit import assign, without_imports
+from onnx_backprop.opset.graphs.edit import add_import, assign, without_imports
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard, reads, subgraphs
 
@@ -28,7 +29,10 @@ def expand_fused(proto: ModelProto, declared: dict[str, TypeProto]) -> None:
     read = read.union(*map(reads, proto.graph.node))
     _Expander(proto, declared, used_names(proto.graph), read).graph(proto.graph, None)
     mark_branches(proto.graph)
-    for domain in domains - {node.domain for node in all_nodes(proto)}:
+    left = {node.domain for node in all_nodes(proto)}
+    if DOMAIN in left:
+        add_import(proto, DOMAIN, OPSET_VERSION)
+    for domain in domains - left:
         without_imports(proto, domain)
 
 
@@ -66,6 +70,9 @@ class _Expander:
         composer = Composer(node, known, self.taken, self.read)
         try:
             results = expansion(composer)
+            if results is None:
+                composer.check_all_asked(1)
+                return None
             nodes = composer.replace([results] if isinstance(results, str) else results)
         except UnsupportedError as e:
             self._leave(node, e.message, known)

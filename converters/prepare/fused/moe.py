@@ -10,7 +10,6 @@ import numpy as np
 
 from onnx_backprop.converters.prepare.fused.activations import tanh_gelu
 from onnx_backprop.converters.prepare.fused.composer import Composer
-from onnx_backprop.converters.prepare.fused.quantized import unpacked
 
 _LEAST = 1e-8  # QMoE computes no expert whose weight is not above it
 _LARGEST_BLOCK = 128
@@ -20,11 +19,12 @@ def moe(op: Composer) -> str:
     """y = Σ weight · (W2·activation(W1·x + b1) + b2) over the k experts of the highest softmax(router), their weights.
 
     The weights of the chosen are divided by their sum with `normalize_routing_weights`. W1 (E, I, H) or, for swiglu,
-    (E, 2·I, H), W2 (E, H, I). Of equal experts the last is chosen. `use_sparse_mixer` changes nothing on the CPU.
+    (E, 2·I, H), W2 (E, H, I). Of equal experts the last is chosen. `use_sparse_mixer` changes nothing on the CPU. Half
+    types are computed in float32, as onnxruntime does.
     """
     if op.input(6) or op.input(7):
         raise op.refuse(_NO_FC3)
-    x, router, (w1, b1, w2, b2) = op.input(0), op.input(1), (op.input(n) for n in range(2, 6))
+    x, router, w1, b1, w2, b2 = (name and op.as_float32(name) for name in map(op.input, range(6)))
     op.attribute("use_sparse_mixer")
     softmax = op.Softmax(router, axis=-1)
     weights = op.Mul(softmax, _chosen(op, softmax))
@@ -36,7 +36,8 @@ def moe(op: Composer) -> str:
     h = op.MatMul(op.Reshape(x, op.joined(-1, size)), op.Transpose(rows, perm=[1, 0]))
     h = _activated(op, op.Add(h, op.Reshape(b1, [-1])) if b1 else h)
     y = op.MatMul(_weighed(op, h, weights), op.Reshape(columns, op.joined(-1, size)))
-    return op.Reshape(op.Add(y, op.MatMul(weights, b2)) if b2 else y, op.Shape(x))
+    y = op.Reshape(op.Add(y, op.MatMul(weights, b2)) if b2 else y, op.Shape(x))
+    return op.typed_as(op.input(0), y) if op.is_half(op.input(0)) else y
 
 
 def q_moe(op: Composer) -> str:
@@ -94,12 +95,12 @@ def _refuse_layouts(op: Composer) -> None:
 
 
 def _chosen(op: Composer, scores: str) -> str:
-    """1 for the k highest of each row of scores (T, E), else 0; of equal ones the last are taken, as onnxruntime does."""
+    """1 for the k highest of each row of scores (T, E), else 0; of equal ones the last, as onnxruntime does."""
     backwards = op.Slice(scores, [-1], [-(2**62)], [1], [-1])
     _, places = op.several("TopK", 2, backwards, op.constant(np.array([op.count("k")])), axis=1)
     count = op.Squeeze(op.length(scores, 1))
     last = op.Sub(count, op.constant(np.array(1)))
-    ones = op.OneHot(op.Sub(last, places), count, np.float32([0, 1]))
+    ones = op.OneHot(op.Sub(last, places), count, np.array([0, 1], np.float32))
     return op.ReduceSum(ones, [1], keepdims=0)
 
 
@@ -148,46 +149,64 @@ class _Packed:
         self.experts, self.n, stored = (n or 0 for n in lengths)
         self.k, block = stored * 8 // self.bits, op.attribute("block_size", 0)
         self.by_row = not block
-        self.size = block or min(self.k & -self.k, _LARGEST_BLOCK)  # any divisor will do, all scales of a row being one
+        self.size = min(self.k & -self.k, block or _LARGEST_BLOCK)  # a power of two, as blocks are, that divides K
         self.stays = self.size >= 16
-        self.size = self.size if self.stays else self.k
-        self.blocks = self.k // self.size
+        self.size = self.k if self.by_row and not self.stays else self.size
+        self.places = np.arange(self.k // self.size) * self.size // (block or self.k)  # of the scale of each block
+        self.whole = self.size == block
 
     def rows(self, x: str) -> str:
         """x (T, K) by each expert's rows: (T, E·N)."""
-        return self._product(x, [0, 1, 2], self.experts * self.n, self.k)
+        return self._product(x, False, self.experts * self.n, self.k)
 
     def columns(self, h: str) -> str:
         """Each expert's h, (T, E·K), by its rows, summed over the experts: (T, N)."""
-        return self._product(h, [1, 0, 2], self.n, self.experts * self.k)
+        return self._product(h, True, self.n, self.experts * self.k)
 
-    def _product(self, x: str, order: list[int], n: int, k: int) -> str:
+    def _product(self, x: str, columns: bool, n: int, k: int) -> str:
         op, blocks = self.op, k // self.size
-        q = op.Reshape(self.q, [self.experts, self.n, self.blocks, -1])
-        q = op.Reshape(op.Transpose(q, perm=[*order, 3]), [n, blocks, -1])
-        scales, points = op.as_float32(self.scales), self._points()
-        if self.by_row:
-            scales = self._repeated(op.Unsqueeze(scales, [2]))
-        scales, points = (a and op.Reshape(op.Transpose(a, perm=order), [n, blocks]) for a in (scales, points))
+        q = op.Reshape(self.q, [self.experts, self.n, self.places.size, -1])
+        q = op.Reshape(op.Transpose(q, perm=[1, 0, 2, 3]) if columns else q, [n, blocks, -1])
+        scales, points = op.as_float32(self.scales), self._points(columns, n)
+        scales = self._stacked(scales if self.whole else self._spread(scales), columns, n)
         if self.stays:
             sizes = {"N": n, "K": k, "bits": self.bits, "block_size": self.size}
             return op.MatMulNBits(x, q, scales, points, domain="com.microsoft", **sizes)
-        numbers = op.as_float32(op.Reshape(unpacked(op, q, self.bits), [n, blocks, self.size]))
+        numbers = op.as_float32(op.Reshape(_unpacked(op, q, self.bits), [n, blocks, self.size]))
         middle = op.Unsqueeze(points, [2]) if points else op.number(float(1 << (self.bits - 1)), numbers)
         scaled = op.Mul(op.Sub(numbers, middle), op.Unsqueeze(scales, [2]))
         scaled = op.defined_by(scaled, 1, "quantization scale")
         return op.MatMul(x, op.Transpose(op.Reshape(scaled, [n, k]), perm=[1, 0]))
 
-    def _points(self) -> str:
-        """(E, N, blocks) in float32, "" for none."""
+    def _points(self, columns: bool, n: int) -> str:
+        """(n, blocks), packed in bytes where they stay together, else in floats; "" for none."""
         op = self.op
         if not self.points:
             return ""
-        numbers = unpacked(op, self.points, self.bits)
-        whole = op.as_float32(op.Reshape(numbers, [self.experts, *([-1] if self.by_row else [self.n, -1])]))
+        if self.whole and self.stays and (not columns or self.places.size * self.bits % 8 == 0):
+            return self._stacked(op.Reshape(self.points, [self.experts, self.n, -1]), columns, n)
+        numbers = _unpacked(op, self.points, self.bits)
+        numbers = numbers if self.bits == 8 and self.stays else op.as_float32(numbers)
         if self.by_row:  # packed along the rows, and to whole bytes
-            return self._repeated(op.Unsqueeze(op.Slice(whole, [0], [self.n], [1]), [2]))
-        return op.Slice(whole, [0], [self.blocks], [2])
+            numbers = op.Slice(op.Reshape(numbers, [self.experts, -1]), [0], [self.n], [1])
+        else:
+            numbers = op.Reshape(numbers, [self.experts, self.n, -1])
+        return self._stacked(self._spread(numbers), columns, n)
 
-    def _repeated(self, values: str) -> str:
-        return self.op.Expand(values, self.op.constant(np.array([1, 1, self.blocks])))
+    def _spread(self, values: str) -> str:
+        """Those of a row, or of its blocks, for each of the blocks here: (E, N, blocks)."""
+        rows = self.op.Unsqueeze(values, [2]) if self.by_row else values
+        return self.op.Gather(rows, self.op.constant(self.places), axis=2)
+
+    def _stacked(self, values: str, columns: bool, n: int) -> str:
+        """(E, N, …) as (E·N, …), or (N, E·…) for columns."""
+        return self.op.Reshape(self.op.Transpose(values, perm=[1, 0, 2]) if columns else values, [n, -1])
+
+
+def _unpacked(op: Composer, packed: str, bits: int) -> str:
+    """The numbers in bytes, along a new last axis, still uint8."""
+    if bits == 8:
+        return packed
+    shifts = op.constant(np.arange(0, 8, bits, dtype=np.uint8))
+    moved = op.BitShift(op.Unsqueeze(packed, [-1]), shifts, direction="RIGHT")
+    return op.BitwiseAnd(moved, op.constant(np.array((1 << bits) - 1, np.uint8)))

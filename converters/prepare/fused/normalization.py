@@ -27,24 +27,22 @@ def simplified_layer_normalization(op: Composer) -> list[str]:
     if op.attribute("stash_type", 1) != TensorProto.FLOAT:
         raise op.refuse("statistics in float32 are handled. Set stash_type to 1")
     axes = [axis] if axis == -1 else list(range(axis, 0) if axis < 0 else range(axis, op.rank(x, "by its axis")))
-    return list(_root_mean_square(op, x, op.input(1), epsilon, axes))
+    return list(root_mean_square(op, x, op.input(1), epsilon, axes))
 
 
-def skip_layer_normalization(op: Composer) -> list[str | None]:
-    """y = LayerNormalization(s), s = x + skip + bias; outputs y, nothing, nothing, s."""
-    total = _skip_sum(op, op.input(4))
-    epsilon = op.attribute("epsilon", 1e-12)
-    y = op.LayerNormalization(total, op.input(2), op.input(3), axis=-1, epsilon=epsilon)
-    _no_statistics(op)
-    return [y, None, None, total]
+def skip_layer_normalization(op: Composer) -> list[str]:
+    """y = LayerNormalization(s), s = x + skip + bias; outputs y, mean(s) and 1/√(var(s) + ε) in float32, s."""
+    total, gamma, beta = _skip_sum(op, op.input(4)), _wide(op, op.input(2)), _wide(op, op.input(3))
+    outputs, epsilon = 3 if op.wants(1) or op.wants(2) else 1, op.attribute("epsilon", 1e-12)
+    y, *statistics = op.several("LayerNormalization", outputs, total, gamma, beta, axis=-1, epsilon=epsilon)
+    return [_narrow(op, y), *(statistics or ["", ""]), _narrow(op, total)]
 
 
 def skip_simplified_layer_normalization(op: Composer) -> list[str | None]:
-    """y = s/√(mean(s²) + ε) · gamma, s = x + skip + bias; outputs y, nothing, nothing, s."""
-    total = _skip_sum(op, op.input(3))
-    y, _ = _root_mean_square(op, total, op.input(2), op.attribute("epsilon", 1e-12), [-1])
-    _no_statistics(op)
-    return [y, None, None, total]
+    """y = s/√(mean(s²) + ε) · gamma, s = x + skip + bias; outputs y, 0, 1/√(mean(s²) + ε), s."""
+    total, epsilon = _skip_sum(op, op.input(3)), op.attribute("epsilon", 1e-12)
+    y, inverse = root_mean_square(op, total, _wide(op, op.input(2)), epsilon, [-1])
+    return [_narrow(op, y), op.Mul(inverse, 0.0) if op.wants(1) else None, inverse, _narrow(op, total)]
 
 
 def embed_layer_normalization(op: Composer) -> list[str | None]:
@@ -76,18 +74,22 @@ def _words(op: Composer, ids: str, mask: str) -> str:
 
 
 def _skip_sum(op: Composer, bias: str) -> str:
-    total = op.Add(op.input(0), op.input(1))
-    return op.Add(total, bias) if bias else total
+    total = op.Add(_wide(op, op.input(0)), _wide(op, op.input(1)))
+    return op.Add(total, _wide(op, bias)) if bias else total
 
 
-def _no_statistics(op: Composer) -> None:
-    for index, name in ((1, "mean"), (2, "inv_std_var")):
-        if op.wants(index):
-            raise op.refuse(f"the output {name} is not handled. Do not read it")
+def _wide(op: Composer, name: str) -> str:
+    return op.as_float32(name) if name and op.is_half(name) else name
 
 
-def _root_mean_square(op: Composer, x: str, scale: str, epsilon: float, axes: list[int]) -> tuple[str, str]:
-    wide = op.as_float32(x) if op.is_half(x) else x
+def _narrow(op: Composer, name: str) -> str:
+    """In the type of the first input again."""
+    return op.typed_as(op.input(0), name) if op.is_half(op.input(0)) else name
+
+
+def root_mean_square(op: Composer, x: str, scale: str, epsilon: float, axes: list[int]) -> tuple[str, str]:
+    """x·r·scale and r = 1/√(mean(x²) + ε)."""
+    wide = _wide(op, x)
     inverse = op.Reciprocal(op.Sqrt(op.Add(op.ReduceMean(op.Mul(wide, wide), axes), epsilon)))
     y = op.Mul(wide, inverse)
     return op.Mul(y if wide == x else op.typed_as(scale, y), scale), inverse

@@ -11,6 +11,7 @@ from onnx_backprop.converters.prepare.fused import (
     moe,
     normalization,
     quantized,
+    recurrent,
 )
 from onnx_backprop.converters.prepare.fused.composer import Expansion
 
@@ -23,17 +24,24 @@ _MICROSOFT: dict[str, Expansion] = {
     "BiasGelu": activations.bias_gelu,
     "BiasSoftmax": activations.bias_softmax,
     "BiasSplitGelu": activations.bias_split_gelu,
+    "CausalConvWithState": recurrent.causal_conv_with_state,
     "DequantizeLinear": quantized.dequantize_linear,
     "EmbedLayerNormalization": normalization.embed_layer_normalization,
     "FastGelu": activations.fast_gelu,
     "FusedConv": matmul.fused_conv,
     "FusedGemm": matmul.fused_gemm,
     "FusedMatMul": matmul.fused_mat_mul,
+    "GatedAdd": recurrent.gated_add,
+    "GatedRMSNorm": recurrent.gated_rms_norm,
     "GatherBlockQuantized": quantized.gather_block_quantized,
     "Gelu": activations.gelu,
     "GemmFastGelu": activations.gemm_fast_gelu,
     "GroupQueryAttention": group_query.group_query_attention,
     "LayerNormalization": normalization.layer_normalization,
+    "LinearAttention": recurrent.linear_attention,
+    "LinearAttentionGate": recurrent.linear_attention_gate,
+    "MRotaryEmbedding": recurrent.m_rotary_embedding,
+    "MatMulBnb4": quantized.mat_mul_bnb4,
     "MatMulNBits": quantized.mat_mul_n_bits,
     "MoE": moe.moe,
     "MultiHeadAttention": attention.multi_head_attention,
@@ -66,18 +74,21 @@ _LAYOUT = (
 _ROUNDS = "it computes in integers. ob.dequantize(model) makes the float model that it stands for"
 _ORDERED = "it computes in integers. Differentiate the model from before it was quantised"
 _CACHE = "it reads and writes a cache of keys in place. Export with MultiHeadAttention or standard operators"
+_PACKED_TIME = "it works on packed batches. Export with LinearAttention and CausalConvWithState"
 _DOMAINS = {"com.microsoft.nchwc": _LAYOUT, "com.ms.internal.nhwc": _LAYOUT}
 _REFUSED = {
     "DecoderMaskedMultiHeadAttention": _CACHE,
     "DecoderMaskedSelfAttention": _CACHE,
     "DynamicQuantizeLSTM": _ROUNDS,
     "DynamicQuantizeMatMul": _ROUNDS,
+    "GatedDeltaNet": _PACKED_TIME,
     "MatMulIntegerToFloat": _ROUNDS,
     "NhwcConv": _LAYOUT,
     "NhwcFusedConv": _LAYOUT,
     "NhwcMaxPool": _LAYOUT,
     "PagedAttention": _CACHE,
     "SparseAttention": _CACHE,
+    "VarlenCausalConvWithState": _PACKED_TIME,
 }
 
 

@@ -36,7 +36,7 @@ from onnx_backprop.converters.reverse.models.derivatives import Derivative, reco
 from onnx_backprop.converters.reverse.models.faults import avoid_faults
 from onnx_backprop.converters.reverse.models.named import INPUT, OUTPUT, pick_values, require_floats
 from onnx_backprop.converters.reverse.sequences import held_type, is_sequence
-from onnx_backprop.opset import DOMAIN, OPSET_VERSION
+from onnx_backprop.opset import OPSET_VERSION
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.mapped import whole_if_possible
 from onnx_backprop.opset.core.progress import shown
@@ -44,7 +44,7 @@ from onnx_backprop.opset.functions.half import note_optimisers
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, attach_kernels, check_kernels
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.order import dependencies
-from onnx_backprop.opset.graphs.walk import all_nodes, is_standard
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes, is_standard
 
 
 @as_given
@@ -340,8 +340,8 @@ class Differentiation:
         for x in self.wrt:
             if x.is_initializer() and not x.is_graph_input():
                 self.graph.inputs.append(x)
-        if any(node.domain == DOMAIN for node in all_nodes(self.graph)):
-            self.model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
+        for domain in {node.domain for node in all_nodes(self.graph)}.difference(DEFAULT_DOMAINS):
+            self.model.opset_imports.setdefault(domain, OPSET_VERSION)  # as of com.microsoft, whose operators ours have
         return {str(x.name): gradient_names[x] for x in self.wrt}
 
     def _gradient_name(self, op: Builder, value: ir.Value) -> str:

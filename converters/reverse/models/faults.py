@@ -9,6 +9,9 @@ when it loads the model. Every float16 MatMul has such Casts on a processor.
 
 The transpose optimiser moves a Transpose through a cubic Resize to cancel another one; no kernel takes what results. A
 Reshape to the same shape behind the Resize, which costs nothing, keeps it from doing so.
+
+A MatMulNBits of accuracy_level 4 packs a constant weight before it knows scales or zero points that are no constants,
+and takes what it has then (1.32: its result is zero, or far off). Without the attribute it does neither that nor round.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.prepare.stops import put_identity
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.opset.functions.mat_mul_n_bits import NAME as MAT_MUL_N_BITS
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.walk import is_standard
 
@@ -27,6 +31,9 @@ _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 def avoid_faults(model: ir.Model) -> None:
     """Rewrite what onnxruntime breaks, in place."""
     graphs = [model.graph, *model.graph.subgraphs()]
+    for node in (node for graph in graphs for node in graph if node.op_type == MAT_MUL_N_BITS):
+        if not all(map(_is_constant, node.inputs[2:4])):
+            node.attributes.pop("accuracy_level", None)
     nodes = [(graph, node) for graph in graphs for node in graph if not node.domain]
     transposes = any(node.op_type == "Transpose" for _, node in nodes)
     products = [one for one in nodes if one[1].op_type == "MatMul" and _is_torn(one[1])]
@@ -43,6 +50,14 @@ def avoid_faults(model: ir.Model) -> None:
         behind = _behind(graph, node.outputs[0], names, "Reshape")
         behind.resize_inputs(2)
         behind.replace_input_with(1, shape)
+
+
+def _is_constant(value: ir.Value | None) -> bool:
+    """Whether onnxruntime knows a value, or its absence, when it loads the model."""
+    if value is None or (value.is_initializer() and not value.is_graph_input()):
+        return True
+    node = value.producer()
+    return node is not None and is_standard(node, "Constant")
 
 
 def _is_moved_through(node: ir.Node) -> bool:

@@ -2,10 +2,10 @@
 
     total = Σ_n w_n · l(z_n, t_n),  z_n = f(x_n)
 
-f is what leads from the last products to the logits: a MatMul or Gemm by a matrix that is trained, frozen, tied to an
-embedding or has a LoRA beside it, a bias, a factor, a softcap c · tanh(z / c). Each step of a Loop takes some of the
-rows that count, computes their logits and adds up their losses; `reverse.loops.rows` lets the same steps compute the
-gradients. Source: Hsu et al., "Liger Kernel", 2024; Wijmans et al., "Cut Your Losses", 2025.
+f is what leads from the last products to the logits: a MatMul or Gemm by a matrix that is trained, frozen or tied to an
+embedding, a MatMulNBits, a LoRA beside it, a bias, a factor, a softcap c · tanh(z / c). Each step of a Loop takes some
+of the rows that count, computes their logits and adds up their losses; `reverse.loops.rows` lets the same steps compute
+the gradients. Source: Hsu et al., "Liger Kernel", 2024; Wijmans et al., "Cut Your Losses", 2025.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
+from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import dims, element_type, is_float
 from onnx_backprop.converters.reverse.loops.rows import ROWS, row_losses
-from onnx_backprop.converters.rules.common import widen
-from onnx_backprop.converters.training.losses.base import LossBuilder
+from onnx_backprop.converters.rules.common import cast
+from onnx_backprop.converters.training.losses.base import LossBuilder, require_rank, wide
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.graphs.walk import is_standard
 
@@ -82,7 +83,7 @@ def _visit(
     node, shape = z.producer(), dims(z)
     if node is None or node in nodes:
         return node is not None
-    if shape is None or shape[-1] != classes or not is_float(z):
+    if shape is None or shape[-1] != classes or not is_float(z) or is_stop(node):
         return False
     first, *others = node.inputs
     if _is_product(node, len(shape)):
@@ -113,12 +114,18 @@ def _visit(
 
 def _is_product(node: ir.Node, rank: int) -> bool:
     """Whether each row of the output is the product of a row of the first input and a matrix."""
+    if _is_packed(node):
+        return node.inputs[0] is not None and len(dims(node.inputs[0]) or ()) == rank
     if not is_standard(node, "MatMul", "Gemm"):
         return False
     a, b, c = (*node.inputs, None)[:3]
     known = a is not None and b is not None and len(dims(a) or ()) == rank and len(dims(b) or ()) == 2
     turned = node.attributes.get("transA")
     return known and (turned is None or not turned.as_int()) and (c is None or _is_broadcast(c))
+
+
+def _is_packed(node: ir.Node) -> bool:
+    return (node.domain, node.op_type) == ("com.microsoft", "MatMulNBits")
 
 
 def _is_broadcast(value: ir.Value) -> bool:
@@ -131,7 +138,7 @@ def in_blocks(shape: Dims, rows: int | None) -> int:
     """How many rows of logits of a shape to compute at once; 0: all. rows: what the caller says, None: nothing."""
     *before, classes = shape
     if rows is not None or not isinstance(classes, int):
-        return (rows or 0) if isinstance(classes, int) else 0
+        return rows or 0
     known = [d for d in before if isinstance(d, int)]
     worth = prod(known) * classes >= _WORTH if len(known) == len(before) else classes >= _UNKNOWN
     return max(_AT_ONCE // classes, _LEAST) if worth else 0
@@ -153,22 +160,22 @@ def emit_blocks(
     labels: int64, one for each row of the logits, of one axis. weights: of the rows, None: 1. ignored: a label whose
     rows are left out. rows: of a block, see `in_blocks`.
     """
-    shape, head = dims(logits) or (), head_of(logits)
-    size = in_blocks(shape, rows)
-    if head is None or not size:
+    head = head_of(logits)
+    size, classes = in_blocks(require_rank(logits), rows), require_rank(logits)[-1]
+    if head is None or not size or not isinstance(classes, int):
         return None
-    classes = shape[-1]
-    assert isinstance(classes, int)
     count = op.Size(labels)
     places = op.Range(0, count, 1)
     if ignored is not None:
-        places = op.Compress(places, op.Not(op.Equal(labels, ignored)), axis=0)
+        left_out = op.Equal(labels, ignored)
+        places = op.Compress(places, op.Not(left_out), axis=0)
+        labels = op.Where(left_out, 0, labels)  # of the row that fills blocks up
     number = op.Size(places)
     number.shape = ir.Shape([])
     blocks = op.Max(op.Div(op.Add(number, size - 1), size), 1)
     each = op.Max(op.Div(op.Add(number, op.Sub(blocks, 1)), blocks), 1)  # rows of a block
     places = op.Concat(places, [0], axis=0)  # the last fills blocks up
-    outer = {x: op.Flatten(widen(op, x), axis=-1) if len(dims(x) or ()) != 2 else widen(op, x) for x in head.rows}
+    outer = {x: x if len(dims(x) or ()) == 2 else op.Flatten(x, axis=-1) for x in head.rows}
     for x, flat in outer.items():
         flat.shape = ir.Shape((None, (dims(x) or (None,))[-1])) if flat is not x else x.shape
     parameters = _parameters(op, head)
@@ -193,7 +200,7 @@ def emit_blocks(
         counts, noted = inner.Mul(counts, own), {"weights": own}
     w = inner.Unsqueeze(counts, [1])
     t = inner.Unsqueeze(inner.Gather(labels, at), [1])
-    loss, values = row_losses(inner, z, t, smoothing, z_loss)
+    loss, values = row_losses(inner, z, t, classes, smoothing, z_loss)
     added = inner.Add(total, inner.ReduceSum(inner.Cast(inner.Mul(w, loss), to=ir.DataType.DOUBLE), keepdims=0))
     added.shape = ir.Shape([])
     body = ir.Graph([n, go, total], [inner.Identity(go), added], nodes=inner.nodes, name=inner.unique(inner.prefix))
@@ -204,7 +211,7 @@ def emit_blocks(
     op.nodes[-1].metadata_props[ROWS] = json.dumps(about)
     result.type, result.shape = ir.TensorType(ir.DataType.DOUBLE), ir.Shape([])
     op.blocks[label(head.product)] = size
-    return op.Cast(result, to=element_type(z)) if element_type(z) != ir.DataType.DOUBLE else result
+    return op.typed(cast(op, result, element_type(z)), ir.Value(type=z.type, shape=result.shape))
 
 
 def _argument(op: Builder, name: str, dtype: ir.DataType) -> ir.Value:
@@ -219,9 +226,12 @@ def _parameters(op: Builder, head: Head) -> dict[ir.Value, ir.Value]:
         for n, x in enumerate(node.inputs):
             if x is None or x in inside or x in found or (n == 0 and x in head.rows) or is_standard(node, "Reshape"):
                 continue
+            if _is_packed(node):
+                found[x] = x
+                continue
             shape, matrix = dims(x) or (), n == 1 and _is_product(node, len(dims(node.outputs[0]) or ()))
             source = _turned(x) if matrix else None
-            value = widen(op, source or x)
+            value = wide(op, source or x)
             if not matrix and len(shape) > 1:
                 value = op.Reshape(value, [-1])
                 value.shape = ir.Shape(shape[-1:])
@@ -232,7 +242,7 @@ def _parameters(op: Builder, head: Head) -> dict[ir.Value, ir.Value]:
 def _turned(x: ir.Value) -> ir.Value | None:
     """The matrix that x is the transpose of, as the head of a tied embedding is."""
     node = x.producer()
-    if node is None or not is_standard(node, "Transpose") or len(dims(x) or ()) != 2:
+    if node is None or not is_standard(node, "Transpose") or len(dims(x) or ()) != 2 or is_stop(node):
         return None
     perm = node.attributes.get("perm")
     return node.inputs[0] if perm is None or list(perm.as_ints()) == [1, 0] else None
@@ -248,8 +258,11 @@ def _emitted(op: Builder, node: ir.Node, made: dict[ir.Value, ir.Value], classes
     op_type = node.op_type
     if is_standard(node, "MatMul", "Gemm"):
         op_type, b = "Gemm", node.inputs[1]
+        inputs[0] = None if inputs[0] is None else wide(op, inputs[0])
         if b is not None and _turned(b) is not None:
             attributes["transB"] = 1 - attributes.get("transB", 0)
-    (result,) = op.emit(op_type, inputs, attributes)
+    (result,) = op.emit(op_type, inputs, attributes, domain=node.domain)
+    if _is_packed(node) and inputs[0] is not None:
+        result.dtype = element_type(inputs[0])
     result.shape = ir.Shape((None, classes))
-    return result
+    return wide(op, result)

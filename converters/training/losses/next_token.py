@@ -18,13 +18,16 @@ from onnx_backprop.converters.training.losses.base import (
     LossBuilder,
     between,
     checked,
+    require_rank,
     scalar,
     symbolic,
     wide,
 )
 from onnx_backprop.converters.training.losses.cross_entropy import BLOCK_ROWS, check_labels, labels_of
 from onnx_backprop.converters.training.losses.linear import emit_blocks, positions_shape
+from onnx_backprop.converters.training.names import NEXT_TOKEN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.shapes import Dims
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,7 @@ class NextToken(Loss):
     input of the model. Source: transformers, ForCausalLMLoss.
     """
 
-    name: ClassVar[str] = "next_token"
+    name: ClassVar[str] = NEXT_TOKEN
     roles: ClassVar[tuple[str, ...]] = ("labels",)
     expects: ClassVar[Mapping[str, Expectation]] = {
         "label_smoothing": between(0, 1),
@@ -84,13 +87,16 @@ class NextToken(Loss):
         t = op.Reshape(self._next(op, labels, self.ignore_index), [-1])
         t.shape = ir.Shape([None])
         ignored = op.Equal(t, self.ignore_index)
-        kind = element_type(wide(op, prediction))
+        y = wide(op, prediction)
+        kind = element_type(y)
         counts: ir.Value = op.Where(ignored, op.number(0, kind), op.number(1, kind))
         if weights is not None:
             weights = op.Cast(op.Reshape(self._next(op, weights, 0), [-1]), to=kind)
             weights.shape = t.shape
             counts = op.Where(ignored, 0, weights)
         counts.shape = t.shape
+        op.counted = op.ReduceSum(counts, keepdims=0) if self.reduction == "mean" else None
+        divisor = None if op.counted is None else op.Where(op.Equal(op.counted, 0), 1, op.counted)  # before the blocks
         total = emit_blocks(
             op,
             prediction,
@@ -102,24 +108,21 @@ class NextToken(Loss):
             z_loss=self.z_loss,
         )
         if total is None:
-            total = self._whole(op, prediction, t, ignored, counts)
-        if self.reduction == "mean":
-            number = op.ReduceSum(counts, keepdims=0)
-            number.shape = ir.Shape([])
-            op.counted = number
-            total = op.Div(total, op.Where(op.Equal(number, 0), 1, number))
-        return scalar(total, wide(op, prediction))
+            total = self._whole(op, y, t, ignored, counts)
+        total.shape = ir.Shape([])
+        if op.counted is not None and divisor is not None:
+            op.counted.shape = divisor.shape = total.shape
+            total = op.Div(total, divisor)
+        return scalar(total, y)
 
-    def _weights(self, op: LossBuilder, prediction: ir.Value, shape: tuple[object, ...]) -> ir.Value:
-        given = op.input(str(self.weights), dtype=ir.DataType.FLOAT, shape=tuple(shape))  # pyright: ignore[reportArgumentType]
+    def _weights(self, op: LossBuilder, prediction: ir.Value, shape: Dims) -> ir.Value:
+        given = op.input(str(self.weights), dtype=ir.DataType.FLOAT, shape=shape)
         if given.name != self.weights:
             raise InvalidArgumentError(
                 f"{self.name}: weights: expected a name that is free, and the model has {self.weights!r}. Take another"
             )
-        for about in op.labels.values():
-            about.setdefault("weights", given.name)
-        wanted = positions_shape(op, prediction) if symbolic(tuple(shape)) else None  # pyright: ignore[reportArgumentType]
-        return checked(op, given, tuple(shape), wanted, prediction)  # pyright: ignore[reportArgumentType]
+        wanted = positions_shape(op, prediction) if symbolic(shape) else None
+        return checked(op, given, shape, wanted, prediction)
 
     def _next(self, op: LossBuilder, values: ir.Value, last: int) -> ir.Value:
         """What comes next at every token, and `last` behind the last one."""
@@ -129,11 +132,9 @@ class NextToken(Loss):
         padded = op.Pad(values, [0] * (2 * rank - 1) + [1], op.scalar(last, values))
         return op.Slice(padded, [1], [np.iinfo(np.int64).max], [-1])
 
-    def _whole(
-        self, op: LossBuilder, prediction: ir.Value, t: ir.Value, ignored: ir.Value, counts: ir.Value
-    ) -> ir.Value:
+    def _whole(self, op: LossBuilder, y: ir.Value, t: ir.Value, ignored: ir.Value, counts: ir.Value) -> ir.Value:
         """The weighted sum over all tokens, of logits that are there as a whole."""
-        y, shape = wide(op, prediction), dims(prediction) or ()
+        shape = require_rank(y)
         y = op.typed(op.Reshape(y, op.joined(op.ints([-1]), op.lengths(y, len(shape) - 1))), y)
         y.shape = ir.Shape((None, shape[-1]))
         attributes = {"reduction": "none", "ignore_index": self.ignore_index}

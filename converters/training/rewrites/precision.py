@@ -25,6 +25,7 @@ from onnx_backprop.converters.reverse.models.backward import Differentiation
 from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.functions.mat_mul_n_bits import MICROSOFT
 from onnx_backprop.opset.graphs.facts import KEEPS_ROUNDED
 from onnx_backprop.opset.graphs.walk import values_read
 
@@ -34,6 +35,7 @@ PRODUCTS = frozenset(
     {("", name) for name in ("Conv", "ConvTranspose", "DeformConv", "Einsum", "Gemm", "MatMul")}
     | {(DOMAIN, f"Convolution{name}") for name in ("", "BackwardData", "BackwardWeights")}
     | {(DOMAIN, f"ConvTranspose{name}") for name in ("BackwardData", "BackwardWeights")}
+    | {(MICROSOFT, "MatMulNBits"), (DOMAIN, "MatMulNBitsBackwardData")}
 )
 # Their results are float32 where they are saved; others follow what they read.
 FLOAT32 = frozenset(

@@ -27,7 +27,7 @@ from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
 from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.training.standard.optimizer_operators import TRAINING_DOMAIN, attach_optimizers
-from onnx_backprop.opset import DOMAIN, OPSET_VERSION, use_kernels
+from onnx_backprop.opset import OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.reading import load
@@ -172,8 +172,8 @@ def _expand_some(proto: ModelProto, gradients: Sequence[NodeProto]) -> ModelProt
     drop_unread(op.nodes, results)
     model.graph.extend(op.nodes)
     model.graph.sort()
-    if any(node.domain == DOMAIN for node in all_nodes(op.nodes)):
-        model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
+    for domain in {node.domain for node in all_nodes(op.nodes)} - {""}:
+        model.opset_imports.setdefault(domain, OPSET_VERSION)
     result = to_proto(model)
     result.training_info.extend(proto.training_info)
     return infer(result)

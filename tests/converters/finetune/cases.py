@@ -202,6 +202,15 @@ def quantized() -> dict[str, tuple[ModelProto, ModelProto, Callable[[Array, Arra
     bits = Case(
         "", "y = com.microsoft.MatMulNBits <K = 32, N = 4, bits = 4, block_size = 16> (x, q, s)", (2, 32), packed, None
     )
+    four = Case(
+        "",
+        "y = com.microsoft.MatMulBnb4 <K = 32, N = 4, block_size = 16, quant_type = 0> (x, q, s)",
+        (2, 32),
+        {"q": packed["q"].reshape(-1), "s": packed["s"]},
+        None,
+    )
+    fp4 = np.float32([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4])
+    named = np.concatenate([fp4, -fp4])[np.stack([packed["q"] >> 4, packed["q"] & 15], -1).reshape(8, 16)]
     nibbles = np.stack([packed["q"] & 15, packed["q"] >> 4], -1).reshape(4, 2, 16).astype(np.float32)
     unpacked = ((nibbles - 8) * packed["s"].reshape(4, 2, 1)).reshape(4, 32).T.copy()
     rows = Case(
@@ -266,6 +275,11 @@ def quantized() -> dict[str, tuple[ModelProto, ModelProto, Callable[[Array, Arra
             matrix,
         ),
         "MatMulNBits": (bits.model(), twin(linear, (2, 32), unpacked), matrix),
+        "MatMulBnb4": (
+            four.model(),
+            twin(linear, (2, 32), (named * packed["s"][:, None]).reshape(4, 32).T.copy()),
+            matrix,
+        ),
         "packed table": (rows.model(), twin("i = Cast <to = 7> (x) y = Gather(w, i)", (3, 4), unpacked.T), matrix),
         "stored in float16": (cast.model(), twin(linear, (3, 5), half.astype(np.float32)), matrix),
     }

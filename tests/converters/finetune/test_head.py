@@ -59,6 +59,13 @@ HEADS = {
         ["N", 3],
         ("w", "c"),
     ),
+    "packed by bitsandbytes": (
+        "p = com.microsoft.MatMulBnb4 <K = 32, N = 10, block_size = 32, quant_type = 1> (h, w, s) y = Add(p, c)",
+        "N, 32",
+        PACKED | {"w": PACKED["w"].reshape(-1)},
+        ["N", 3],
+        ("w", "c"),
+    ),
     "a temperature behind it": (
         "p = Gemm(h, w, c) y = Div(p, k)",
         "N, 6",
@@ -92,7 +99,7 @@ def test_another_head(name: str) -> None:
     found = lengths(head.model, "y")
     assert [a for a, b in zip(found, expected, strict=True) if b is not None] == [b for b in expected if b is not None]
     stored = {t.name: numpy_helper.to_array(t) for t in head.model.graph.initializer}
-    fan_in = 32 if name == "packed" else 6
+    fan_in = 32 if name.startswith("packed") else 6
     assert 0.5 < np.abs(stored[trainable[0]]).max() * np.sqrt(fan_in) <= 1
     for bias in trainable[1:]:
         np.testing.assert_array_equal(stored[bias], np.zeros_like(stored[bias]))

@@ -321,3 +321,12 @@ def _tables(branch: str) -> onnx.GraphProto:
         nodes.append(helper.make_node("Constant", [], [f"{name}_{branch}"], value=table))
     outputs = [helper.make_tensor_value_info(node.output[0], 1, (16, 4)) for node in nodes]
     return helper.make_graph(nodes, branch, [], outputs)
+
+
+def test_a_step_takes_a_mask_and_the_next_does_not_remember_it() -> None:
+    trainer = ob.Trainer(graph_of(decoder("plain"), optimizer="sgd"), learning_rate=0.0)
+    left = PADDED[:, ::-1]
+    whole, masked = (trainer.step(input_ids=IDS, labels=LABELS, **more) for more in ({}, {"attention_mask": left}))
+    assert abs(whole - masked) > 1e-4
+    assert trainer.step(IDS, LABELS) == whole == trainer.step(IDS, LABELS, attention_mask=np.ones_like(IDS))
+    assert trainer.evaluate(input_ids=IDS, labels=LABELS, attention_mask=left) == pytest.approx(masked, rel=1e-5)

@@ -103,6 +103,15 @@ def test_rotary_embedding(interleaved: int, ids: np.ndarray, form: str, dtype: t
     check_fused("RotaryEmbedding", feeds, wrt, interleaved=interleaved, **more)
 
 
+@pytest.mark.parametrize("interleaved", [0, 1])
+@pytest.mark.parametrize("ids", [np.array(2), np.int64([[0, 4, 2], [6, 6, 1]])], ids=["number", "each"])
+def test_part_of_a_head_by_heads(interleaved: int, ids: np.ndarray) -> None:
+    """`scale` changes nothing, in onnxruntime neither."""
+    feeds = {"x": draw(B, N, S, 6), "ids": ids, **CACHES}
+    more = {"num_heads": N, "rotary_embedding_dim": H, "scale": 0.5}
+    check_fused("RotaryEmbedding", feeds, ["x", "cos", "sin"], interleaved=interleaved, **more)
+
+
 def test_more_positions_than_the_cache_has_may_be_allowed() -> None:
     feeds = {"x": draw(B, 9, N * H), "ids": RNG.integers(0, 7, (B, 9)), **CACHES}
     check_fused("RotaryEmbedding", feeds, ["x"], is_packed_batching=1)

@@ -56,7 +56,7 @@ SKIPS = [(2, 3, 4), (3, 4), (1, 3, 4)]
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("skip", SKIPS)
-@pytest.mark.parametrize("outputs", [(0,), (0, 3)])
+@pytest.mark.parametrize("outputs", [(0,), (0, 3), (0, 1, 2, 3)])
 @pytest.mark.parametrize(("beta", "bias"), [(False, False), (True, True), (False, True)])
 def test_skip_layer_normalization(dtype: type, skip, outputs, beta: bool, bias: bool) -> None:
     feeds = {"x": draw(2, 3, 4), "skip": draw(*skip), "gamma": draw(4)}
@@ -67,10 +67,11 @@ def test_skip_layer_normalization(dtype: type, skip, outputs, beta: bool, bias: 
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("outputs", [(0,), (0, 3)])
+@pytest.mark.parametrize("skip", SKIPS)
+@pytest.mark.parametrize("outputs", [(0,), (0, 3), (0, 1, 2, 3)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_skip_simplified_layer_normalization(dtype: type, outputs, bias: bool) -> None:
-    feeds = {"x": draw(2, 3, 4), "skip": draw(2, 3, 4), "gamma": draw(4), "bias": draw(4) if bias else None}
+def test_skip_simplified_layer_normalization(dtype: type, skip, outputs, bias: bool) -> None:
+    feeds = {"x": draw(2, 3, 4), "skip": draw(*skip), "gamma": draw(4), "bias": draw(4) if bias else None}
     feeds = {n: None if a is None else a.astype(dtype) for n, a in feeds.items()}
     wrt = [n for n, a in feeds.items() if a is not None] if dtype == np.float32 else []
     check_fused("SkipSimplifiedLayerNormalization", feeds, wrt, outputs, epsilon=1e-3)

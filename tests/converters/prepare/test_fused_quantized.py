@@ -8,7 +8,17 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.errors import UnsupportedError
-from tests.support.fused_checks import check_fused, compare, expanded, forward_session, one_node, run
+from tests.support.adjoint import adjoint_mismatches
+from tests.support.fused_checks import (
+    check_fused,
+    check_gradient,
+    check_kernel_gradient,
+    compare,
+    expanded,
+    forward_session,
+    one_node,
+    run,
+)
 
 RNG = np.random.default_rng(3)
 
@@ -47,8 +57,8 @@ def test_mat_mul_n_bits(dtype: type, bits: int, points: str, k: int, size: int, 
 def test_the_gradient_by_scales_bias_and_float_zero_points() -> None:
     feeds = packed(48, 6, 4, 16, "float", np.float32)
     feeds |= {"g_idx": None, "bias": RNG.standard_normal(6).astype(np.float32)}
-    wrt = ["a", "scales", "points", "bias"]
-    check_fused("MatMulNBits", feeds, wrt, tolerance=1e-4, K=48, N=6, bits=4, block_size=16)
+    model = one_node("MatMulNBits", feeds, K=48, N=6, bits=4, block_size=16)  # onnxruntime asks for the bias's length
+    check_gradient(model, {n: x for n, x in feeds.items() if x is not None}, ["a", "scales", "points", "bias"])
 
 
 REFUSED = [
@@ -88,23 +98,86 @@ def test_gather_block_quantized(
     check_fused("GatherBlockQuantized", feeds, ["scales"] if dtype == np.float32 else [], **settings)
 
 
-@pytest.mark.parametrize("kind", ["INT4", "UINT4"])
+FORMS = [
+    ((5, 40), 0, -1),
+    ((5, 33), -2, 1),
+    ((33, 5), 0, 0),
+    ((5, 40), 1, 1),
+    ((6, 20), 1, 0),
+    ((3, 4, 32), 0, 2),
+    ((3, 4, 32), 1, 2),
+    ((3, 20, 4), 2, 1),
+    ((3, 20, 4), 0, 1),
+]
+_8_BIT_FLOATS = ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ")
+
+
+def narrow(kind: str, form, points: bool, size: int, *, shared: bool = False, dtype: type = np.float32):
+    """A model that reads a table of a narrow type, its feeds: ids and scales."""
+    shape, along, blocked = form
+    blocks = list(shape)
+    blocks[blocked] = -(-shape[blocked] // size) if size else 1
+    along = along % len(shape)
+    scales = RNG.uniform(0.1, 1, blocks).astype(dtype)
+    scales = scales.take([0], axis=along) if shared else scales
+    feeds = {"ids": RNG.integers(-shape[along], shape[along], (2, 3)).astype(np.int32 if points else np.int64)}
+    feeds["s"] = scales
+    settings = {"block_size": size, "gather_axis": form[1], "quantize_axis": blocked}
+    model = one_node("GatherBlockQuantized", feeds, opset=21, **settings)
+    model.graph.node[0].input[:] = ["q", "ids", "s", *(["z"] if points else [])]
+    for name, dims in (("q", shape), *([("z", blocks)] if points else [])):
+        low = -8 if kind == "INT4" else 0
+        values = RNG.integers(low, low + 16, dims) if "INT" in kind else RNG.standard_normal(dims)
+        tensor = helper.make_tensor(name, getattr(TensorProto, kind), dims, values.reshape(-1))
+        model.graph.initializer.append(tensor)
+    model.graph.output[0].type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    return model, feeds
+
+
+def check_narrow(model, feeds) -> None:
+    tolerance = 1e-6 if feeds["s"].dtype == np.float32 else 1e-2
+    compare(run(forward_session(model), feeds), run(forward_session(expanded(model)), feeds), tolerance)
+    if feeds["s"].dtype == np.float32:  # y is linear in the scales
+        assert not adjoint_mismatches(model, feeds, ["s"])
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("kind", ["INT4", "UINT4", "FLOAT8E5M2"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_every_axis_of_a_table_of_narrow_numbers(kind: str, form, dtype: type) -> None:
+    for points in (False, True) if kind != "FLOAT8E5M2" else (False,):
+        check_narrow(*narrow(kind, form, points, 16, dtype=dtype))
+
+
+@pytest.mark.parametrize("kind", _8_BIT_FLOATS)
+@pytest.mark.parametrize("size", [0, 16])
+@pytest.mark.parametrize("shared", [False, True])
+def test_tables_of_8_bit_floats(kind: str, size: int, shared: bool) -> None:
+    check_narrow(*narrow(kind, FORMS[0], False, size, shared=shared))
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("points", [False, True])
-def test_gather_block_quantized_of_four_bits(kind: str, points: bool) -> None:
-    low = -8 if kind == "INT4" else 0
-    element = getattr(TensorProto, kind)
-    lengths = {"q": (5, 40), "z": (5, 3)} if points else {"q": (5, 40)}
-    model = one_node("GatherBlockQuantized", {"ids": np.int64([[0, 4], [-2, 4]])}, opset=21, block_size=16)
-    model.graph.node[0].input[:] = ["q", "ids", "s", *list(lengths)[1:]]
-    for name, dims in lengths.items():
-        values = RNG.integers(low, low + 16, dims).reshape(-1)
-        model.graph.initializer.append(helper.make_tensor(name, element, dims, values))
-    model.graph.initializer.append(numpy_helper.from_array(RNG.uniform(0.1, 1, (5, 3)).astype(np.float32), "s"))
-    feeds = {"ids": np.int64([[0, 4], [-2, 4]])}
-    compare(run(forward_session(model), feeds), run(forward_session(expanded(model)), feeds), 1e-6)
+def test_packed_tables_of_three_axes(bits: int, points: bool) -> None:
+    feeds = {
+        "q": RNG.integers(0, 256, (5, 3, 40 * bits // 8)).astype(np.uint8),
+        "ids": RNG.integers(-5, 5, (2, 3)),
+        "scales": RNG.uniform(0.05, 0.2, (5, 3, 3)).astype(np.float32),
+        "points": RNG.integers(0, 256, (5, 3, -(-3 * bits // 8))).astype(np.uint8) if points else None,
+    }
+    constants = ["q", "points"] if points else ["q"]
+    settings = {"bits": bits, "block_size": 16, "quantize_axis": 2, "constants": constants}
+    check_fused("GatherBlockQuantized", feeds, ["scales"], tolerance=1e-6, **settings)
 
 
-@pytest.mark.parametrize(("more", "sentence"), [({"gather_axis": 1}, "gather_axis=0"), ({"bits": 3}, "got 3")])
+NOT_GATHERED = [
+    ({"gather_axis": 1}, "gather_axis=0"),
+    ({"quantize_axis": 0}, "quantize_axis=-1"),
+    ({"bits": 3}, "of uint8, 2, 4"),
+]
+
+
+@pytest.mark.parametrize(("more", "sentence"), NOT_GATHERED)
 def test_what_gather_block_quantized_refuses(more: dict[str, int], sentence: str) -> None:
     feeds = {"q": np.zeros((5, 8), np.uint8), "ids": np.int64([1]), "scales": np.ones((5, 1), np.float32)}
     model = one_node("GatherBlockQuantized", feeds, constants=["q"], block_size=16, **more)
@@ -145,3 +218,30 @@ def test_qlinear_concat_is_named() -> None:
     with pytest.raises(ob.UnsupportedOpError, match="com.microsoft::QLinearConcat .it computes in integers.*'both'"):
         ob.backward(model, wrt=["x"], straight_through=True)
     assert "com.microsoft::QLinearConcat" in str(ob.explain_gradients(model))
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["FP4", "NF4"])
+@pytest.mark.parametrize(("k", "n", "size"), [(16, 16, 16), (40, 3, 64), (15, 3, 16), (7, 3, 32), (32, 8, 256)])
+def test_mat_mul_bnb4(kind: int, k: int, n: int, size: int) -> None:
+    feeds = {
+        "a": RNG.standard_normal((2, 3, k) if n == 3 else (k,)).astype(np.float32),
+        "w": RNG.integers(0, 256, -(-n * k // 2)).astype(np.uint8),
+        "absmax": RNG.uniform(0.1, 1, -(-n * k // size)).astype(np.float32),
+    }
+    settings = {"N": n, "K": k, "block_size": size, "quant_type": kind, "constants": ["w"]}
+    check_fused("MatMulBnb4", feeds, tolerance=1e-5, **settings)
+    check_kernel_gradient("MatMulBnb4", feeds, ["a", "absmax"], **settings)
+    check_kernel_gradient("MatMulBnb4", feeds, ["a"], half=True, **settings)
+
+
+NOT_BNB4 = [({"transB": 0}, "transB=0 is not handled"), ({"quant_type": 2}, "FP4, and 1, NF4, are handled, got 2")]
+
+
+@pytest.mark.parametrize(("more", "sentence"), NOT_BNB4)
+def test_what_mat_mul_bnb4_refuses(more: dict[str, int], sentence: str) -> None:
+    feeds = {"a": np.zeros((2, 16), np.float32), "w": np.zeros(128, np.uint8), "absmax": np.ones(16, np.float32)}
+    settings = {"N": 16, "K": 16, "block_size": 16, "quant_type": 1, **more}
+    model = one_node("MatMulBnb4", feeds, constants=["w", "absmax"], **settings)
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    with pytest.raises(UnsupportedError, match=f"com.microsoft::MatMulBnb4 .*{sentence}"):
+        ob.backward(model, wrt=["a"])

@@ -42,7 +42,7 @@ def suits(call: Call) -> bool:
 def variables(call: Call) -> list[str]:
     """The names of the inputs that are differentiated by."""
     given = zip(BY_NAME[call.op].inputs, call.inputs, strict=False)
-    return [i.name for i, array in given if array is not None and i.tensor and not i.shape_only and array.size]
+    return [i.name for i, array in given if array is not None and i.floats and not i.shape_only and array.size]
 
 
 def reference(call: Call, moved: dict[str, np.ndarray]) -> list[np.ndarray]:

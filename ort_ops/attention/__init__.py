@@ -1,0 +1,1 @@
+"""Attention without its matrix of probabilities: blocks of scores in a cache, forward, and again backward."""

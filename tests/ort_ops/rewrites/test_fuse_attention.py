@@ -1,0 +1,143 @@
+"""Attention between products becomes a pair of operators in a training graph, with the same gradients; or stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, numpy_helper, parser
+
+import onnx_backprop as ob
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.ort_ops.native_graph import lower
+
+PAIR = ["AttentionForwardTraining", "AttentionBackward"]
+HEADS, SIZE, LENGTH = 3, 8, 70
+SCALED = "c = Constant<value_float = 0.35>() t = Mul(s, c)"
+MASKED = f"{SCALED} m = Add(t, mask)"
+NEVER = "n = Constant<value_float = -inf>()"
+
+
+def model(
+    steps: str = SCALED, *, length: object = LENGTH, dropped: str = "p", more: str = "", extra: str = ""
+) -> ModelProto:
+    """(batch, length, width) -> the same, through heads; `steps` lead from the product s to m, which softmax reads."""
+    width = HEADS * SIZE
+    last = "m" if "m = " in steps else "t" if "t = " in steps else "s"
+    result = parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[B, {length}, {width}] x, float[B, 1, {length}, {length}] mask, bool[{length}, {length}] hidden)
+        => (float[B, {length}, {width}] y {extra}) {{
+            a = MatMul(x, w) q, k, v = Split<axis = -1, num_outputs = 3>(a)
+            q4 = Reshape(q, apart) k4 = Reshape(k, apart) v4 = Reshape(v, apart)
+            qt = Transpose<perm = [0, 2, 1, 3]>(q4) kt = Transpose<perm = [0, 2, 3, 1]>(k4)
+            vt = Transpose<perm = [0, 2, 1, 3]>(v4)
+            s = MatMul(qt, kt) {steps} p = Softmax<axis = -1>({last}) {more} o = MatMul({dropped}, vt)
+            ot = Transpose<perm = [0, 2, 1, 3]>(o) y = Reshape(ot, joined)
+        }}""")
+    rng = np.random.default_rng(0)
+    tensors = {
+        "w": rng.standard_normal((width, 3 * width), np.float32) / 4,
+        "apart": np.array([0, 0, HEADS, SIZE]),
+        "joined": np.array([0, 0, width]),
+        "own": rng.standard_normal((HEADS, LENGTH, LENGTH), np.float32),
+    }
+    result.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
+    return result
+
+
+def feeds(batch: int = 2) -> dict[str, np.ndarray]:
+    rng, shape = np.random.default_rng(1), (batch, LENGTH, HEADS * SIZE)
+    hidden = ~np.tri(LENGTH, dtype=bool)
+    mask = np.where(np.tri(LENGTH, k=-3, dtype=bool) | np.eye(LENGTH, dtype=bool), 0, -np.inf)
+    x, target = rng.standard_normal((2, *shape), np.float32)
+    return {"x": x, "target": target, "mask": np.tile(np.float32(mask), (batch, 1, 1, 1)), "hidden": hidden}
+
+
+def lowered(given: ModelProto, **settings: object) -> tuple[ob.TrainingGraph, ModelProto]:
+    graph = ob.training_graph(given, loss="mse", prediction="y", wrt_inputs=["x"], **settings)
+    return graph, lower(copied(graph.model), "native", [graph.loss]).model
+
+
+def operators(lowered_model: ModelProto) -> list[str]:
+    names = [node.op_type.removeprefix("OnnxBackprop_") for node in lowered_model.graph.node]
+    return [name for name in names if name in (*PAIR, "Softmax")]
+
+
+STEPS = {
+    "plain": "",
+    "scaled": SCALED,
+    "divided": "c = Constant<value_float = 3.0>() t = Div(s, c)",
+    "masked": MASKED,
+    "masked twice": f"{SCALED} m2 = Add(mask, t) m = Add(m2, mask)",
+    "hidden": f"{SCALED} {NEVER} m = Where(hidden, n, t)",
+    "seen": f"{SCALED} {NEVER} seen = Not(hidden) m = Where(seen, t, n)",
+    "both": f"{SCALED} {NEVER} m2 = Add(t, mask) m = Where(hidden, n, m2)",
+}
+
+
+@pytest.mark.parametrize("length", [LENGTH, "S"])
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_the_same_loss_and_gradients(steps: str, length: object) -> None:
+    graph, native = lowered(model(steps, length=length))
+    assert operators(native) == PAIR
+    names = [graph.loss, *graph.parameters.values(), *graph.input_gradients.values()]
+    given = {name: array for name, array in feeds().items() if name in (*graph.inputs, "target")}
+    expected, got = (
+        ob.session(one, kernels=kernels).run(names, given)
+        for one, kernels in ((graph.model, "onnx"), (native, None))
+    )  # fmt: skip
+    for name, ours, theirs in zip(names, got, expected, strict=True):
+        scale = np.abs(np.asarray(theirs)).max()
+        assert scale > 0
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=0, atol=2e-6 * scale, err_msg=name)
+
+
+STAYS = {
+    "a low number": f"{SCALED} n = Constant<value_float = -1e9>() m = Where(hidden, n, t)",
+    "a mask that is trained": f"{SCALED} m = Add(t, own)",
+    "scaled behind the mask": "t2 = Add(s, mask) c = Constant<value_float = 0.35>() t = Mul(t2, c)",
+}
+
+
+@pytest.mark.parametrize("steps", STAYS.values(), ids=STAYS)
+def test_what_stays(steps: str) -> None:
+    assert "Softmax" in operators(lowered(model(steps))[1])
+
+
+def test_probabilities_that_others_read_stay() -> None:
+    dropout = "r = Constant<value_float = 0.5>() yes = Constant<value = bool {1}>() d = Dropout(p, r, yes)"
+    assert "Softmax" in operators(lowered(model(more=dropout, dropped="d"))[1])
+    given = model(extra=f", float[B, {HEADS}, {LENGTH}, {LENGTH}] p")
+    assert "Softmax" in operators(lowered(given)[1])
+
+
+def test_few_keys_stay() -> None:
+    assert operators(lowered(model(length=16))[1]) == ["Softmax"]
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize(("causal", "masked"), [(1, False), (0, True), (1, True)])
+def test_the_forward_pass_of_attention_is_shared(joined: bool, causal: int, masked: bool) -> None:
+    """ONNX's Attention, by heads or with its heads side by side: its gradient would compute it again."""
+    width, by_heads = HEADS * SIZE, f"q_num_heads = {HEADS}, kv_num_heads = {HEADS}, " if joined else ""
+    apart = "".join(f"{x}r = Reshape({x}, apart) {x}t = Transpose<perm = [0, 2, 1, 3]>({x}r) " for x in "qkv")
+    mask = ", keep" if masked else ""
+    attend = f"y = Attention<{by_heads}is_causal = {causal}>(q, k, v{mask})"
+    if not joined:
+        attend = f"{apart} o = Attention<is_causal = {causal}>(qt, kt, vt{mask}) ot = Transpose<perm = [0, 2, 1, 3]>(o)"
+        attend += " y = Reshape(ot, joined)"
+    given = parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 23]>
+        g (float[B, S, {width}] x, bool[S, S] hidden) => (float[B, S, {width}] y) {{
+            a = MatMul(x, w) q, k, v = Split<axis = -1, num_outputs = 3>(a) keep = Not(hidden) {attend} }}""")
+    given.graph.initializer.extend(model().graph.initializer)
+    graph, native = lowered(given)
+    assert [n.op_type for n in native.graph.node if "Attention" in n.op_type] == [
+        f"OnnxBackprop_{name}" for name in PAIR
+    ]
+    names = [graph.loss, *graph.parameters.values(), *graph.input_gradients.values(), "y"]
+    fed = {name: array for name, array in feeds().items() if name in (*graph.inputs, "target")}
+    expected, got = (ob.session(m, kernels=k).run(names, fed) for m, k in ((graph.model, "onnx"), (native, None)))
+    for name, ours, theirs in zip(names, got, expected, strict=True):
+        scale = np.abs(np.asarray(theirs)).max()
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=0, atol=2e-6 * scale, err_msg=name)
