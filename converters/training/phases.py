@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
+from onnx import ModelProto
 
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
+from onnx_backprop.converters.prepare.decoder import CacheEditor
 from onnx_backprop.converters.prepare.load import check_names
 from onnx_backprop.converters.prepare.selection import Patterns, aliases, select, written_out
 from onnx_backprop.converters.recompute.memory import fit_memory
@@ -38,7 +40,9 @@ from onnx_backprop.converters.training.sharing import describe_shared, shared, t
 from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
 from onnx_backprop.converters.training.update.loss_scale import renewed_scale, scaled_loss, unscale, with_default
 from onnx_backprop.converters.training.update.step import State, StepWriter, write_outputs
+from onnx_backprop.converters.training.whole_decoder import keep
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.names import used_names
 
 
@@ -68,14 +72,21 @@ class Choice:
 class TrainingDraft(Draft):
     """A training graph while phases add to it.
 
+    came: the model as it is given. editor: what becomes of the cache of a decoder.
     loss, targets, labels, blocks, counted: what `add_loss` has emitted. scale: the input that the loss is multiplied
-    by. masks: the
-    state of random numbers. statistics: each running statistic and its new value. input_gradients, parameters: each
-    variable and its gradient. learning_rate, gradient_norms: as of a `TrainingGraph`. state: what a step renews.
+    by. masks: the state of random numbers. statistics: each running statistic and its new value. input_gradients,
+    parameters: each variable and its gradient. learning_rate, gradient_norms: as of a `TrainingGraph`. state: what a
+    step renews.
     """
 
-    def __init__(self, model: Any, optimizer: Optimizer | None, prediction: str | None, **options: Any) -> None:
-        super().__init__(model, names={"prediction": None if prediction is None else [prediction]}, **options)
+    def __init__(
+        self, model: Any, optimizer: Optimizer | None, prediction: str | None, editor: CacheEditor, **options: Any
+    ) -> None:
+        self.came, self.editor = load(model, mapped=True), editor
+        names: dict[str, Patterns | None] = {"prediction": None if prediction is None else [prediction]}
+        super().__init__(self.came, names=names, edit=editor, **options)
+        if editor.cache:
+            warn(str(editor.cache))
         self.optimizer = optimizer
         self.outputs = tuple(str(value.name) for value in self.graph.outputs)
         self.inputs = [str(value.name) for value in self.graph.inputs if not value.is_initializer()]
@@ -271,6 +282,11 @@ class TrainingDraft(Draft):
         values = values_by_name(self.graph)
         gradients = [values[name] for name in (*self.input_gradients.values(), *self.parameters.values())]
         return fit_memory(self.model, self._forward, self._backward, gradients, budget, lengths)
+
+    def keep_decoder(self, model: ModelProto) -> None:
+        """Let the finished graph hold the decoder that it is made of, if it had a cache."""
+        if self.editor.cache:
+            keep(model, self.editor.whole, self.editor.tensors, self.came)
 
     def stage_sums(self) -> None:
         """Put long sums of the loss and of the two passes in stages; the model's own sums stay as they are."""

@@ -1,0 +1,1 @@
+"""The cache of a decoder: which inputs and outputs belong to it, and what the graph computes in their place."""
