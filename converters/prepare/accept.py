@@ -73,6 +73,13 @@ def put_in_order(proto: ModelProto) -> None:
     warn(f"the model does not pass onnx.checker, onnxruntime takes it: {text}")
 
 
+def put_back_domains(proto: ModelProto) -> None:
+    """Give operators that onnxruntime has in the default domain alone that domain again, where `put_in_order` took it."""
+    for node in all_nodes(proto):
+        if node.domain == MICROSOFT and node.op_type in _EARLIER:
+            node.domain = ""
+
+
 def initializers_are_constants(proto: ModelProto) -> None:
     """Before IR version 4 every initializer had to be listed as an input too, which did not make it one."""
     if proto.ir_version >= 4:
