@@ -47,6 +47,7 @@ class LoraModel:
     model: ModelProto
     trainable: tuple[str, ...]
     base: ModelProto
+    rank: int
     scale: float
     _adapters: tuple[_Adapter, ...]
 
@@ -64,7 +65,7 @@ class LoraModel:
 
         values: of `trainable` and any other initializers, as `Trainer.parameters()` gives them; those left out are as
         in `model`. A quantized weight would have to be rounded anew to take up ΔW, and one that is stored in another
-        type than it is used in: beside such the adapter stays, as constants.
+        type than it is used in: beside such the adapter stays, as constants; `merge_adapter` rounds anew.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
         arrays = self._arrays(values)
@@ -89,6 +90,28 @@ class LoraModel:
             _add(layers, own, adapter, self.scale, replaced)
         layers.finish(replaced)
         return model
+
+    def onto(self, base: ModelProto, names: Mapping[str, str], values: Values) -> tuple[LoraModel, Values]:
+        """These adapters beside the weights of another base that computes the same, and values by the names there.
+
+        names: what the tensors of this base are called in the other, where they have another name.
+        Errors: InvalidArgumentError for a weight that the two bases read in a different number of ways.
+        """
+        arrays = self._arrays(values)
+        layers, nodes = Layers(self.base), list(self.base.graph.node)
+        down_of: dict[str, list[_Adapter]] = {}
+        for adapter in self._adapters:
+            n, place = adapter.places[0]
+            own = next(one for one in layers.layers(nodes[n]) if one.place == place)
+            down_of.setdefault(names.get(own.weight.tensor, own.weight.tensor), []).append(adapter)
+        other = lora(base, list(down_of), self.rank, alpha=self.scale * self.rank)
+        moved = dict(arrays)
+        for adapter in other._adapters:
+            tensor = adapter.down.removesuffix(".lora_A")
+            if len(mine := down_of.get(tensor, [])) != 1:
+                raise InvalidArgumentError(f"{tensor!r} is read in several ways, of which an adapter changes one")
+            moved |= {adapter.down: moved.pop(mine[0].down), adapter.up: moved.pop(mine[0].up)}
+        return other, moved
 
     def _arrays(self, values: Values) -> dict[str, np.ndarray]:
         """The values of `trainable`, those given in the place of the model's; and further ones that are given."""
@@ -187,7 +210,7 @@ def lora(
         if name not in declared:
             tensor = layers.tensors[name]
             changed.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
-    return LoraModel(changed, tuple(trainable), base, scale, tuple(adapters))
+    return LoraModel(changed, tuple(trainable), base, rank, scale, tuple(adapters))
 
 
 def _add(
