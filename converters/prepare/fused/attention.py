@@ -3,6 +3,7 @@
 Letters of shapes: batch B, heads N, length S of the queries and T of all keys, size H of a head.
 """
 
+from collections.abc import Sequence
 from math import inf, sqrt
 
 import numpy as np
@@ -29,7 +30,9 @@ def attention(op: Composer) -> list[str | None]:
     if past:
         added = op.length(past, 3)
         k, v = (op.Concat(op.Gather(past, op.constant(np.array(n)), axis=0), x, axis=2) for n, x in enumerate((k, v)))
-    y = _attend(op, q, k, v, mask=op.input(3), bias=op.input(5), past=added)
+    bias = _bias(op, q, k, mask=op.input(3), bias=op.input(5))
+    offset = added if op.attribute("unidirectional", 0) else None
+    y = together(op, attend(op, q, k, v, scale=op.attribute("scale", 0.0), bias=bias, offset=offset))
     present = op.Concat(*(op.Unsqueeze(x, [0]) for x in (k, v)), axis=0) if op.wants(1) else None
     return [y, present]
 
@@ -59,7 +62,11 @@ def multi_head_attention(op: Composer) -> list[str | None]:
     if past_key:
         added = op.length(past_key, 2)
         k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
-    return [_attend(op, q, k, v, mask=op.input(4), bias=op.input(5), past=added), k, v]
+    bias = _bias(op, q, k, mask=op.input(4), bias=op.input(5))
+    if op.attribute("unidirectional", 0):
+        later = op.Where(_later(op, q, k, added), op.number(-inf, q), op.number(0.0, q))
+        bias = op.Add(bias, later) if bias else later
+    return [together(op, attend(op, q, k, v, scale=op.attribute("scale", 0.0), bias=bias)), k, v]
 
 
 def rotary_embedding(op: Composer) -> str:
@@ -77,29 +84,34 @@ def rotary_embedding(op: Composer) -> str:
         size = op.Mul(op.length(caches[0], 1), [2])
         x = op.Reshape(x, [0, 0, heads, -1] if heads else op.joined(0, 0, -1, size))
     if op.rank(positions, "by RotaryEmbedding") == 1:
-        count = op.Squeeze(op.length(x, 1 if joined else 2), [0])
-        positions = op.Add(_range(op, count), positions)
+        positions = op.Add(arange(op, op.length(x, 1 if joined else 2)), positions)
         axes = [1] if joined else []
     else:
         axes = [2 if joined else 1]
-    found = (op.defined_by(op.Gather(cache, positions), 0, "rotation") for cache in caches)
-    cos, sin = (op.Unsqueeze(c, axes) if axes else c for c in found)
-    rest = op.Slice(x, [part], [2**62], [3]) if part else None
-    turned = _turned(op, op.Slice(x, [0], [part], [3]) if part else x, cos, sin, bool(op.attribute("interleaved", 0)))
-    y = op.Concat(turned, rest, axis=3) if rest else turned
+    cos, sin = (op.Unsqueeze(c, axes) if axes else c for c in at_positions(op, caches, positions))
+    y = turned(op, x, cos, sin, op.attribute("interleaved", 0), [part] if part else None)
     return op.Reshape(y, [0, 0, -1]) if joined else y
 
 
-def _turned(op: Composer, x: str, cos: str, sin: str, interleaved: bool) -> str:
+def at_positions(op: Composer, caches: Sequence[str], positions: str) -> list[str]:
+    """The rows of cosines and sines for positions; no parameters to train."""
+    return [op.defined_by(op.Gather(cache, positions), 0, "rotation") for cache in caches]
+
+
+def turned(op: Composer, x: str, cos: str, sin: str, interleaved: int, part: str | Sequence[int] | None = None) -> str:
+    """x (B, N, S, H) or (B, S, N, H) turned by cosines and sines that broadcast to it; of H the first `part` alone."""
+    if part is not None:
+        first, rest = op.Slice(x, [0], part, [3]), op.Slice(x, part, [2**62], [3])
+        return op.Concat(turned(op, first, cos, sin, interleaved), rest, axis=3)
     if interleaved:
         pairs = op.Reshape(x, [0, 0, 0, -1, 2])
         a, b = (op.Gather(pairs, op.constant(np.array(n)), axis=4) for n in (0, 1))
     else:
         a, b = op.several("Split", 2, x, axis=3, num_outputs=2)
-    turned = op.Sub(op.Mul(a, cos), op.Mul(b, sin)), op.Add(op.Mul(b, cos), op.Mul(a, sin))
+    both = op.Sub(op.Mul(a, cos), op.Mul(b, sin)), op.Add(op.Mul(b, cos), op.Mul(a, sin))
     if interleaved:
-        return op.Reshape(op.Concat(*(op.Unsqueeze(t, [4]) for t in turned), axis=4), [0, 0, 0, -1])
-    return op.Concat(*turned, axis=3)
+        return op.Reshape(op.Concat(*(op.Unsqueeze(t, [4]) for t in both), axis=4), [0, 0, 0, -1])
+    return op.Concat(*both, axis=3)
 
 
 def _heads(op: Composer, x: str, heads: int) -> str:
@@ -107,17 +119,81 @@ def _heads(op: Composer, x: str, heads: int) -> str:
     return op.Transpose(op.Reshape(x, [0, 0, heads, -1]), perm=[0, 2, 1, 3])
 
 
-def _attend(op: Composer, q: str, k: str, v: str, *, mask: str, bias: str, past: str | int) -> str:
-    """softmax(q·kᵀ·scale + mask + bias)·v, with the heads joined again. `past`: length of the keys before the new."""
-    scale = op.attribute("scale", 0.0) or _default_scale(op, q)
-    scores = op.Mul(op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2])), scale)
-    value = op.attribute("mask_filter_value", MASK_FILTER)
-    if mask:
-        scores = op.Add(scores, _masked(op, mask, scores, value))
-    if op.attribute("unidirectional", 0):
-        scores = op.Where(_later(op, scores, past), op.number(-inf, scores), scores)
-    scores = op.Add(scores, bias) if bias else scores
-    y = op.MatMul(op.Softmax(scores, axis=-1), v)
+def attend(
+    op: Composer,
+    q: str,
+    k: str,
+    v: str,
+    *,
+    scale: float = 0.0,
+    bias: str = "",
+    lengths: str = "",
+    offset: str | int | None = None,
+    window: int = -1,
+    softcap: float = 0.0,
+    sink: str = "",
+) -> str:
+    """softmax(s)·v, (B, N, S, Hv), s being softcap·tanh(q·kᵀ·scale / softcap) + bias where a key is seen, else -inf.
+
+    q: (B, N, S, H). k, v: (B, M, T, H) and (B, M, T, Hv); N / M heads of q in a row share one of them.
+    scale: 1 / sqrt(H) where it is 0. bias: broadcast to (B, N, S, T). softcap: none where it is not above 0.
+    lengths, offset, window: which keys are seen, see `hidden_keys`.
+    sink: (N), the logit of one more key whose value is 0.
+    """
+    seen = {"lengths": lengths, "offset": offset, "window": window}
+    s, hidden = scores(op, q, k, scale=scale, bias=bias, softcap=softcap), hidden_keys(op, q, k, **seen)
+    return _shared(op, weights(op, s, hidden, sink), v)
+
+
+def scores(op: Composer, q: str, k: str, *, scale: float = 0.0, bias: str = "", softcap: float = 0.0) -> str:
+    """softcap·tanh(q·kᵀ·scale / softcap) + bias, (B, N, S, T), for the arguments of `attend`."""
+    s = op.Mul(_shared(op, q, op.Transpose(k, perm=[0, 1, 3, 2])), scale or _default_scale(op, q))
+    s = op.Mul(op.Tanh(op.Div(s, softcap)), softcap) if softcap > 0 else s
+    return op.Add(s, bias) if bias else s
+
+
+def hidden_keys(
+    op: Composer, q: str, k: str, *, lengths: str = "", offset: str | int | None = None, window: int = -1
+) -> str:
+    """Whether a query sees a key not, broadcast to (B, N, S, T); "" where each sees all.
+
+    Query s sees the keys before e = min(s + offset + 1, lengths), and of them the last `window` where that is not
+    negative. offset, the number of keys before the first query, and lengths, that of keys: numbers or (B, 1, 1, 1) of
+    int64; without an offset each query sees what follows it too.
+    """
+    if offset is None and not lengths:
+        return ""
+    end = lengths
+    if offset is not None:
+        one_more = op.Add(offset, [1]) if isinstance(offset, str) else [offset + 1]
+        end = op.Add(op.Unsqueeze(arange(op, op.length(q, 2)), [1]), one_more)
+        end = op.Min(end, lengths) if lengths else end
+    keys = arange(op, op.length(k, 2))
+    hidden = op.GreaterOrEqual(keys, end)
+    return op.Or(hidden, op.Less(keys, op.Sub(end, [window]))) if window >= 0 else hidden
+
+
+def weights(op: Composer, s: str, hidden: str, sink: str = "") -> str:
+    """The softmax of scores (B, N, S, T) where a key is seen, and of the sink (N)."""
+    s = op.Where(hidden, op.number(-inf, s), s) if hidden else s
+    if not sink:
+        return op.Softmax(s, axis=-1)
+    shape = op.Concat(op.Shape(s, end=3), op.constant(np.array([1])), axis=0)
+    column = op.Expand(op.Unsqueeze(sink, [1, 2]), shape)
+    return op.Slice(op.Softmax(op.Concat(s, column, axis=3), axis=-1), [0], [-1], [3])
+
+
+def _shared(op: Composer, a: str, b: str) -> str:
+    """a·b of (B, N, S, K) and (B, M, K, L): N / M matrices in a row are one, longer one, to each of b."""
+    n, m = (op.known.length(x, 1) for x in (a, b))
+    if n is not None and n == m:
+        return op.MatMul(a, b)
+    rows = op.MatMul(op.Reshape(a, op.joined(0, op.length(b, 1), -1, op.length(a, 3))), b)
+    return op.Reshape(rows, op.Concat(op.Shape(a, end=3), op.length(b, 3), axis=0))
+
+
+def together(op: Composer, y: str) -> str:
+    """(B, N, S, H) -> (B, S, N·H)."""
     return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, -1])
 
 
@@ -126,40 +202,48 @@ def _default_scale(op: Composer, q: str) -> float | str:
     return 1 / sqrt(size) if size else op.Reciprocal(op.Sqrt(op.typed_as(q, op.length(q, 3))))
 
 
-def _masked(op: Composer, mask: str, scores: str, value: float) -> str:
+def _bias(op: Composer, q: str, k: str, *, mask: str, bias: str) -> str:
+    """What a mask and a bias add to the scores of queries and keys by heads, "" if there is neither."""
+    value = op.attribute("mask_filter_value", MASK_FILTER)
+    masked = _masked(op, mask, q, k, value) if mask else ""
+    return op.Add(masked, bias) if masked and bias else masked or bias
+
+
+def _masked(op: Composer, mask: str, q: str, k: str, value: float) -> str:
     """`value` where a key is masked, else 0, to be added to scores (B, N, S, T).
 
     mask: (B, T) or (B, S, T), above 0 where a key counts; or the number of keys that count, (B), and behind them
     the first that counts, (2B).
     """
     rank = op.rank(mask, "because it says what it means")
-    zero = op.number(0.0, scores)
-    masked = op.number(value, scores)
+    zero = op.number(0.0, q)
+    masked = op.number(value, q)
     if rank in (2, 3):
         counts = op.Unsqueeze(op.Greater(mask, 0), [1, 2] if rank == 2 else [1])
         return op.Where(counts, zero, masked)
     if rank != 1:
         raise op.refuse(f"masks of 1, 2 and 3 axes are handled, got {rank}. Export another form")
-    batch = op.length(scores, 0)
+    batch = op.length(q, 0)
     # (B) or (2B); packed lengths, (3B + 2), fail in the run
     rows = op.Min(op.Div(op.Shape(mask), batch), op.constant(np.array([2])))
     mask = op.Reshape(op.Reshape(mask, op.joined(rows, batch)), [-1])
     none = op.ConstantOfShape(batch, value=helper.make_tensor("", TensorProto.INT32, [1], [0]))
     bounds = op.Reshape(op.Slice(op.Concat(mask, none, axis=0), [0], op.Mul(batch, [2])), op.joined(2, batch, 1))
     end, start = (op.Gather(bounds, op.constant(np.array(n)), axis=0) for n in (0, 1))
-    keys = op.Cast(_range(op, op.Squeeze(op.length(scores, 3), [0])), to=TensorProto.INT32)
+    keys = op.Cast(arange(op, op.length(k, 2)), to=TensorProto.INT32)
     outside = op.Or(op.GreaterOrEqual(keys, end), op.Less(keys, start))
     return op.Where(op.Unsqueeze(outside, [1, 2]), masked, zero)
 
 
-def _later(op: Composer, scores: str, past: str | int) -> str:
+def _later(op: Composer, q: str, k: str, past: str | int) -> str:
     """Whether a key comes after a query, (S, T). onnxruntime hides none from the last query, however many there are."""
-    queries, keys = (_range(op, op.Squeeze(op.length(scores, axis), [0])) for axis in (2, 3))
-    last = op.Equal(queries, op.Sub(op.length(scores, 2), op.constant(np.array([1]))))
+    queries, keys = (arange(op, op.length(x, 2)) for x in (q, k))
+    last = op.Equal(queries, op.Sub(op.length(q, 2), op.constant(np.array([1]))))
     at = op.Add(queries, past) if isinstance(past, str) else queries
     later = op.Greater(op.Unsqueeze(keys, [0]), op.Unsqueeze(at, [1]))
     return op.And(later, op.Unsqueeze(op.Not(last), [1]))
 
 
-def _range(op: Composer, count: str) -> str:
-    return op.Range(op.constant(np.array(0)), count, op.constant(np.array(1)))
+def arange(op: Composer, count: str) -> str:
+    """0, 1, ... to before `count`, a list of one int64."""
+    return op.Range(op.constant(np.array(0)), op.Squeeze(count, [0]), op.constant(np.array(1)))

@@ -2,7 +2,15 @@
 
 from onnx import NodeProto
 
-from onnx_backprop.converters.prepare.fused import activations, attention, classic, matmul, normalization, quantized
+from onnx_backprop.converters.prepare.fused import (
+    activations,
+    attention,
+    classic,
+    group_query,
+    matmul,
+    normalization,
+    quantized,
+)
 from onnx_backprop.converters.prepare.fused.composer import Expansion
 
 MICROSOFT, CLASSIC = "com.microsoft", "ai.onnx.ml"
@@ -23,6 +31,7 @@ _MICROSOFT: dict[str, Expansion] = {
     "GatherBlockQuantized": quantized.gather_block_quantized,
     "Gelu": activations.gelu,
     "GemmFastGelu": activations.gemm_fast_gelu,
+    "GroupQueryAttention": group_query.group_query_attention,
     "LayerNormalization": normalization.layer_normalization,
     "MatMulNBits": quantized.mat_mul_n_bits,
     "MultiHeadAttention": attention.multi_head_attention,
@@ -60,7 +69,6 @@ _REFUSED = {
     "DecoderMaskedSelfAttention": _CACHE,
     "DynamicQuantizeLSTM": _ROUNDS,
     "DynamicQuantizeMatMul": _ROUNDS,
-    "GroupQueryAttention": _CACHE,
     "MatMulIntegerToFloat": _ROUNDS,
     "NhwcConv": _LAYOUT,
     "NhwcFusedConv": _LAYOUT,

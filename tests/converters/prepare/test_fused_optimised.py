@@ -230,7 +230,7 @@ def test_every_operator_that_is_written_out_is_documented() -> None:
         ("QAttention", r"ob\.dequantize"),
         ("DynamicQuantizeLSTM", r"ob\.dequantize"),
         ("QOrderedMatMul", "Differentiate"),
-        ("GroupQueryAttention", "Export"),
+        ("SparseAttention", "Export"),
     ],
 )
 def test_what_stays_refused_says_what_to_do(op_type: str, way: str) -> None:
