@@ -18,7 +18,7 @@ MICROSOFT = "com.microsoft"
 LEAST_OPSET = 18  # of the default domain, where a model imports others alone
 _FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data")
 # operators that onnxruntime has in every opset of the default domain, and onnx from this one on or never
-_EARLIER = {"LayerNormalization": 17, "SimplifiedLayerNormalization": 1 << 30}
+EARLIER = {"LayerNormalization": 17, "SimplifiedLayerNormalization": 1 << 30}
 
 _UNKNOWN = frozenset({"any", "dynamic", "none", "undefined", "unk", "unknown"})  # what lengths are called, equal or not
 _NEWEST = {MICROSOFT: 1, "ai.onnx.ml": 5}  # what onnxruntime takes a domain for that a model does not import
@@ -44,7 +44,7 @@ def put_in_order(proto: ModelProto) -> None:
     for one in (*all_nodes(proto), *proto.opset_import):
         one.domain = "" if one.domain == "ai.onnx" else one.domain
     opset = max((o.version for o in proto.opset_import if not o.domain), default=0)
-    own = [node for node in all_nodes(proto) if not node.domain and opset < _EARLIER.get(node.op_type, 0)]
+    own = [node for node in all_nodes(proto) if not node.domain and opset < EARLIER.get(node.op_type, 0)]
     for node in own:
         node.domain = MICROSOFT
     for domain in {node.domain for node in all_nodes(proto)} & _NEWEST.keys() - {o.domain for o in proto.opset_import}:

@@ -1,6 +1,6 @@
 """From what a user hands over to a graph ready to be differentiated: loaded, checked, inlined, one opset, typed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -40,14 +40,18 @@ from onnx_backprop.opset.graphs.edit import assign, without_imports
 from onnx_backprop.opset.graphs.walk import all_nodes, called
 
 Names = TypeVar("Names", bound=Sequence[object])
+Edit = Callable[[ModelProto, Mapping[str, TensorProto]], None]
 MOST_ELEMENTS = 2**47
 
 
-def prepare(model: ModelProto | str | Path) -> ModelProto:
+def prepare(model: ModelProto | str | Path, edit: Edit | None = None) -> ModelProto:
     """A checked copy with model-local functions inlined and fused operators written out, opset 18 or later, and typed.
 
     Running statistics that an exporter merged with weights are tensors of their own. Of declared types and shapes those
     of graph inputs alone are believed, see `declared`.
+
+    edit: changes the model in place before fused operators are written out; it is given the weights that
+    inputs stand for too.
     """
     proto, weights = _in_order(model)
     found = origins(proto, weights.tensors)
@@ -60,6 +64,8 @@ def prepare(model: ModelProto | str | Path) -> ModelProto:
     lift_weights(proto)
     copy_constants(proto)
     proto = upgrade(proto)
+    if edit is not None:
+        edit(proto, weights.tensors)
     expand_fused(proto, declared)
     corrections = (loose_sequences, loop_states, explicit_pads, partial(as_declared, declared), hidden_scales)
     proto = infer_corrected(proto, infer, *corrections)

@@ -9,7 +9,7 @@ from onnx import FunctionProto, ModelProto
 from onnx_backprop.converters.prepare.exporters.detached import STOP
 from onnx_backprop.converters.prepare.free import Free, free_lengths
 from onnx_backprop.converters.prepare.ir_models import to_ir
-from onnx_backprop.converters.prepare.load import prepare
+from onnx_backprop.converters.prepare.load import Edit, prepare
 from onnx_backprop.converters.prepare.selection import Patterns, select
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.op import DOMAIN
@@ -124,17 +124,18 @@ def prepared(
     *,
     stop: Patterns | None = None,
     free: Free | None = None,
+    edit: Edit | None = None,
     **names: Patterns | None,
 ) -> tuple[ModelProto, ir.Model]:
     """What `prepare` makes of a model, as a message and as a graph in which no gradient passes the values of `stop`.
 
-    free: fixed lengths of inputs that become symbols. names: other arguments of the caller that name values of the
-    model as it came.
+    free: fixed lengths of inputs that become symbols. edit: of `prepare`. names: other arguments of the caller that
+    name values of the model as it came.
     """
     proto = load(model)
     hidden = hidden_names(proto)
     refuse_hidden(hidden, stop=stop, **names)
-    original = prepare(proto) if free is None else free_lengths(prepare(proto), free)
+    original = prepare(proto, edit) if free is None else free_lengths(prepare(proto, edit), free)
     result = to_ir(original)
     stop_at(result.graph, stop, hidden)
     return original, result

@@ -27,9 +27,10 @@ from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
 from onnx_backprop.converters.reverse.imputed import imputed
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.reverse.loops.gradients import LoopPlan, loop_gradients, plan_loop
+from onnx_backprop.converters.reverse.loops.rows import rows_gradients
 from onnx_backprop.converters.reverse.loops.segments import has_segments, segmented
 from onnx_backprop.converters.reverse.loops.sequence_map import map_as_loop
-from onnx_backprop.converters.reverse.loops.steps import is_loop, steps_of
+from onnx_backprop.converters.reverse.loops.steps import body_of, is_loop, steps_of
 from onnx_backprop.converters.reverse.widened import Widened
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
 from onnx_backprop.opset.graphs.facts import CARRIES_ROUNDED, ROUNDS, UNARY
@@ -314,8 +315,10 @@ def _walk_back(
             received = _apply(node_plan.rule, op, Forward(node, active, node_plan.version), dys)
             op.imputed = None
         elif node_plan.loop is not None:
-            received = _through_segments(node_plan, active, dys, op, opsets) or _through_steps(
-                node_plan, dys, op, opsets
+            received = (
+                _through_rows(node, active, dys, op, opsets)
+                or _through_segments(node_plan, active, dys, op, opsets)
+                or _through_steps(node_plan, dys, op, opsets)
             )
         elif node.op_type == "If":
             received = _through_branches(node_plan, dys, op, opsets)
@@ -344,6 +347,18 @@ def _through_body(
     result = [(value, grads[value]) for value in outside if value in grads]
     prune_and_name(part.body, op, node, op.nodes[start:], [grad for _, grad in result])
     return result
+
+
+def _through_rows(
+    node: ir.Node, active: set[ir.Value], dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
+) -> list[tuple[ir.Value, ir.Value]]:
+    """The gradients through a loop over blocks of rows that computes them itself; [] of another loop."""
+
+    def walk(z: ir.Value, wrt: Sequence[ir.Value], dz: ir.Value, inner: Builder) -> dict[ir.Value, ir.Value]:
+        path = find_path(body_of(node), [z], wrt)
+        return walk_back(path, {z: dz}, inner, opsets)
+
+    return rows_gradients(node, dys, active, op, walk)
 
 
 def _through_segments(

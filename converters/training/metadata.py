@@ -15,7 +15,10 @@ from onnx_backprop.opset.core.errors import InvalidModelError
 METADATA = "onnx_backprop.training"  # key of the model's metadata that holds what a TrainingGraph says about it
 FORMAT = 2
 _STATE_OF_FORMAT_1 = {"updates": dict[str, str], "fill": dict[str, float], "copies": dict[str, str]}
-OPTIONAL: Mapping[str, Any] = {"input_gradients": {}}  # left out where they are empty, and by earlier versions
+OPTIONAL: Mapping[str, Any] = {
+    "input_gradients": {},
+    "optional": [],
+}  # left out where they are empty, and by earlier versions
 _SETTINGS = (
     ("loss_inputs", tuple[str, ...], "names"),
     ("labels", dict[str, dict[str, int | tuple[int | None, ...] | None]], "numbers by name"),
@@ -158,6 +161,7 @@ def _check_names(fields: Mapping[str, Any], model: ModelProto) -> None:
 
     check("loss, gradient_norms", (fields["loss"], fields["gradient_norms"]), outputs, "outputs")
     check("inputs, learning_rate", (*fields["inputs"], fields["learning_rate"]), inputs, "inputs")
+    check("optional", fields["optional"], inputs & tensors, "inputs with defaults")
     check("target", [fields["target"]], fields["inputs"], "inputs")
     check("parameters", fields["parameters"], tensors, "initializers")
     if not state:

@@ -4,6 +4,7 @@ import re
 
 RANDOM_STATE = "random_state"  # int64: the seed, and the number of runs so far
 LEARNING_RATE, STEP, MICRO_STEP = "learning_rate", "optimizer_step", "micro_step"
+COUNTED = "counted_tokens"  # of the runs since the last update
 LOSS_SCALE, GOOD_STEPS, SKIPPED_STEPS = "loss_scale", "loss_scale.good_steps", "loss_scale.skipped_steps"
 LEAST_SCALE = 2.0**-14
 OPTIMIZER_METADATA = "onnx_backprop.optimizer"

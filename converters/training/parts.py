@@ -7,10 +7,12 @@ from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large
 from onnx_backprop.converters.recompute.marks import ROUNDED, originals
 from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.loops.rows import drop_row_gradients
 from onnx_backprop.converters.reverse.loops.steps import drop_stacks
 from onnx_backprop.converters.training.metadata import METADATA
 from onnx_backprop.converters.training.modes import infer_mode
 from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.whole_decoder import KEPT
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
@@ -41,6 +43,7 @@ def part(whole: TrainingGraph, outputs: list[str], graph_name: str | None, *, ke
         node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
     infer_mode(graph)
     drop_stacks(graph)
+    drop_row_gradients(graph)
     _prune(graph)
     needed = {value for value in graph.outputs if value.producer() is None}
     for value in list(graph.inputs):
@@ -54,14 +57,14 @@ def part(whole: TrainingGraph, outputs: list[str], graph_name: str | None, *, ke
     if graph_name is not None:
         proto.graph.name = f"{whole.model.graph.name}_{graph_name}"
     _drop_unused(proto)
-    assign(proto.metadata_props, [entry for entry in proto.metadata_props if entry.key != METADATA])
+    assign(proto.metadata_props, [entry for entry in proto.metadata_props if entry.key not in (METADATA, KEPT)])
     return infer_large(proto)
 
 
 def _is_kept(whole: TrainingGraph, value: ir.Value, *, used: bool, outputs: list[str], state: bool) -> bool:
     """Whether a part has an input: data always, targets with the loss, state where it is read and asked for."""
     if value.is_initializer():
-        return used and state
+        return used and (state or value.name in whole.optional)
     name = str(value.name)
     target = whole.loss not in outputs and name in whole.options.loss_inputs
     return used or (name in whole.inputs and not target)

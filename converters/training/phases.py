@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
+from onnx import ModelProto
 
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
+from onnx_backprop.converters.prepare.decoder import CacheEditor
 from onnx_backprop.converters.prepare.load import check_names
 from onnx_backprop.converters.prepare.selection import Patterns, aliases, select, written_out
 from onnx_backprop.converters.recompute.memory import fit_memory
@@ -38,7 +40,9 @@ from onnx_backprop.converters.training.sharing import describe_shared, shared, t
 from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
 from onnx_backprop.converters.training.update.loss_scale import renewed_scale, scaled_loss, unscale, with_default
 from onnx_backprop.converters.training.update.step import State, StepWriter, write_outputs
+from onnx_backprop.converters.training.whole_decoder import keep
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.names import used_names
 
 
@@ -68,19 +72,29 @@ class Choice:
 class TrainingDraft(Draft):
     """A training graph while phases add to it.
 
-    loss, targets, labels: what `add_loss` has emitted. scale: the input that the loss is multiplied by. masks: the
-    state of random numbers. statistics: each running statistic and its new value. input_gradients, parameters: each
-    variable and its gradient. learning_rate, gradient_norms: as of a `TrainingGraph`. state: what a step renews.
+    came: the model as it is given. editor: what becomes of the cache of a decoder.
+    loss, targets, labels, blocks, counted: what `add_loss` has emitted. scale: the input that the loss is multiplied
+    by. masks: the state of random numbers. statistics: each running statistic and its new value. input_gradients,
+    parameters: each variable and its gradient. learning_rate, gradient_norms: as of a `TrainingGraph`. state: what a
+    step renews.
     """
 
-    def __init__(self, model: Any, optimizer: Optimizer | None, prediction: str | None, **options: Any) -> None:
-        super().__init__(model, names={"prediction": None if prediction is None else [prediction]}, **options)
+    def __init__(
+        self, model: Any, optimizer: Optimizer | None, prediction: str | None, editor: CacheEditor, **options: Any
+    ) -> None:
+        self.came, self.editor = load(model), editor
+        names: dict[str, Patterns | None] = {"prediction": None if prediction is None else [prediction]}
+        super().__init__(self.came, names=names, edit=editor, **options)
+        if editor.cache:
+            warn(str(editor.cache))
         self.optimizer = optimizer
         self.outputs = tuple(str(value.name) for value in self.graph.outputs)
         self.inputs = [str(value.name) for value in self.graph.inputs if not value.is_initializer()]
         self.loss = ""
         self.targets: list[str] = []
         self.labels: dict[str, Any] = {}
+        self.blocks: dict[str, int] = {}
+        self.counted: str | None = None
         self.scale: str | None = None
         self.masks: str | None = None
         self.statistics: dict[str, str] = {}
@@ -123,7 +137,9 @@ class TrainingDraft(Draft):
     def add_loss(self, loss: Loss | LossSum | LossFunction | None, prediction: str | None) -> None:
         """Emit the loss, which becomes the first output, with its targets as inputs."""
         self._of_model = used_names(self.graph)
-        self.model, self.loss, self.targets, self.labels = add_loss(self.model, loss, prediction)
+        self.model, self.loss, added = add_loss(self.model, loss, prediction)
+        self.targets, self.labels, self.blocks = [str(v.name) for v in added.inputs], added.labels, added.blocks
+        self.counted = None if added.counted is None else str(added.counted.name)
         self._of_loss = used_names(self.graph) - self._of_model
 
     def choose(self, requested: Requested, *, stopped: bool) -> Choice:
@@ -242,6 +258,7 @@ class TrainingDraft(Draft):
             state, self.learning_rate = writer.state, str(writer.rate.name)
             if self.scale is not None:
                 writer.finite = renewed_scale(op, state, values[self.scale], list(gradients.values()))
+            writer.counted = None if self.counted is None else values[self.counted]
             writer.write(gradients)
             for g in gradients.values():
                 graph.outputs.remove(g)
@@ -264,6 +281,11 @@ class TrainingDraft(Draft):
         values = values_by_name(self.graph)
         gradients = [values[name] for name in (*self.input_gradients.values(), *self.parameters.values())]
         return fit_memory(self.model, self._forward, self._backward, gradients, budget, lengths)
+
+    def keep_decoder(self, model: ModelProto) -> None:
+        """Let the finished graph hold the decoder that it is made of, if it had a cache."""
+        if self.editor.cache:
+            keep(model, self.editor.whole, self.editor.tensors, self.came)
 
     def stage_sums(self) -> None:
         """Put long sums of the loss and of the two passes in stages; the model's own sums stay as they are."""

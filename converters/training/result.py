@@ -21,6 +21,7 @@ from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, OPTIONAL, described
 from onnx_backprop.converters.training.settings import Settings
 from onnx_backprop.converters.training.slots import MEAN, Slot
+from onnx_backprop.converters.training.whole_decoder import kept
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import assign, replace_values, without_tensors
@@ -50,6 +51,8 @@ class TrainingGraph:
     gradient_norms: the name of the output with ‖gradient‖₂ of every parameter; None where it was not asked for.
     input_gradients: each input of `wrt_inputs` and the output that is the gradient of the loss by it.
     frozen: the float initializers that could be trained and are not.
+    optional: inputs that a step may be fed, of which the graph computes what a batch leaves out: masks, positions and
+        lengths of a decoder.
     left_out: the float initializers that are no parameters, and what each is, as `exponent of Pow`.
     settings: what was asked for, as plain values.
     """
@@ -66,6 +69,7 @@ class TrainingGraph:
     input_gradients: dict[str, str] = field(default_factory=dict)
     frozen: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -170,12 +174,16 @@ class TrainingGraph:
     ) -> ModelProto:
         """The plain model in inference mode: inputs, outputs and metadata as they came, the weights `values`.
 
+        Of a decoder that is its nodes as they came too, with pasts and presents, unless tensors were tied.
+
         values: of parameters, trained or frozen, and statistics; those left out are as in the model that came.
         outputs: names of tensors to give in the place of the model's outputs.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
         self._require_values(values or ())
-        model = _part(self, list(outputs or self.outputs), None, keep_inputs=False)
+        model = None if outputs else kept(self.model)
+        if model is None:
+            model = _part(self, list(outputs or self.outputs), None, keep_inputs=False)
         tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         known = {*self.forward_state, *self.frozen, *self.parameters}
         for name, value in (values or {}).items():
@@ -227,6 +235,9 @@ class TrainingGraph:
             lines.append(printable(f"BatchNormalization in inference mode, being frozen: {shown}"))
         if told := self.memory_told():
             lines.append(f"activations: {told}")
+        if blocks := self.options.blocks:
+            told = ", ".join(f"{name} in blocks of {rows} rows at most" for name, rows in blocks.items())
+            lines.append(printable(f"last product and loss: {told}; logits are whole only where they are asked for"))
         if any(what not in NEVER_TRAINED for what in self.left_out.values()):
             lines.append("A name that is written out in `trainable` is trained all the same.")
         return [wrapped(line) for line in lines]

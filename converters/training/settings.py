@@ -20,6 +20,7 @@ class Settings:
     optimizer: dict[str, Any] | None = None
     loss_inputs: Sequence[str] = ()
     labels: dict[str, Any] = field(default_factory=dict)
+    blocks: dict[str, int] = field(default_factory=dict)
     training_mode: bool = False
     precision: str | None = None
     doubtful: dict[str, str] = field(default_factory=dict)
@@ -41,7 +42,7 @@ class Settings:
         return (self.optimizer or {}).get("accumulate", 1)
 
 
-_OFTEN_EMPTY = ("labels", "doubtful", "memory", "frozen_statistics")
+_OFTEN_EMPTY = ("labels", "blocks", "doubtful", "memory", "frozen_statistics")
 
 
 def plain(chosen: object) -> Any:

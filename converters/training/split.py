@@ -49,7 +49,8 @@ def split(graph: TrainingGraph, model: ModelProto) -> Split:
     ends = [*graph.updates.values(), *([graph.gradient_norms] if graph.gradient_norms else [])]
     late = ancestors(nodes, [name for name in ends if name not in cut], cut)
     read = set[str]().union(*(reads(nodes[n]) for n in late))
-    if stray := [name for name in graph.inputs if name in read]:
+    fed = [*graph.inputs, *graph.optional]
+    if stray := [name for name in fed if name in read]:
         raise UnsupportedError(
             f"the update reads {stray[0]!r} otherwise than through a gradient; expected updates that follow from the "
             "gradients. Train this graph on one rank"
@@ -69,11 +70,11 @@ def split(graph: TrainingGraph, model: ModelProto) -> Split:
     typed = {name: _typed(name, types, graph, of) for name in first}
     whole = [name for name in passed if passed[name] != name]
     kept = [helper.make_node("Identity", [passed[name]], [name], name=f"{name}/kept") for name in whole]
-    gradients = part(model, [nodes[n] for n in ancestors(nodes, first)], list(graph.inputs), typed.values())
+    gradients = part(model, [nodes[n] for n in ancestors(nodes, first)], fed, typed.values())
     update = part(
         model,
         [*kept, *(nodes[n] for n in late)],
-        [v.name for v in model.graph.input if v.name not in graph.inputs],
+        [v.name for v in model.graph.input if v.name not in fed],
         [types[name] for name in dict.fromkeys([graph.loss, *ends])],
         {passed[name]: typed[name] for name in first},
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import onnx_ir as ir
 from onnx import ModelProto
 
+from onnx_backprop.converters.prepare.decoder import CacheEditor
 from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.recompute.memory import check_memory
@@ -31,6 +32,7 @@ def training_graph(
     wrt_inputs: Sequence[str] = (),
     stop: Patterns | None = None,
     free: Free | None = None,
+    given: Patterns = (),
     optimizer: Optimizer | str | None = None,
     kernels: str = DEFAULT_KERNELS,
     inline: bool = False,
@@ -62,7 +64,8 @@ def training_graph(
             "l1": mean(|y - t|), derivative 0 where y = t;
             "huber": mean of d²/2 where |d| <= 1, else |d| - 1/2, d = y - t;
             "bce_with_logits": mean(max(y, 0) - y·t + log(1 + exp(-|y|)));
-            "softmax_cross_entropy": mean of -log softmax(y)[label] over all positions, classes along axis 1;
+            "softmax_cross_entropy": mean of -log softmax(y)[label] over all positions; "next_token": the same of the
+            label behind each token, see `losses.NextToken`;
             "bce" and "nll": the same of probabilities; "smooth_l1", "focal", "dice", "tversky", "kl_div",
             "cosine_embedding", "ctc"; a sum of losses, as 0.7 * losses.Dice("mask") + losses.MSE("depth"), or a dict of
             outputs and losses;
@@ -78,6 +81,9 @@ def training_graph(
             the scale of the loss do not change them. Without an optimizer the model may then have no parameters.
         stop: values inside the graph that no gradient passes, as `backward` takes them.
         free: fixed lengths of inputs that become symbols, as {"x": {0: "batch"}}, see `backward`.
+        given: inputs of a decoder that each batch has, names or globs, as ["past_key_values.*"]. Without it its pasts
+            are empty, its presents are left out, and the graph derives masks, positions and lengths from the tokens
+            where a batch does not have them, see `TrainingGraph.optional`. A past among them makes all pasts inputs.
         optimizer: None, or a name or object of `optimizers`: "sgd", "adam", "adamw", "rmsprop", "adagrad", "lion".
         kernels: how the operators of our domain run, see `use_kernels`.
         inline: write them, and the update, into the graph itself, for runtimes before onnxruntime 1.27, see `backward`.
@@ -133,6 +139,7 @@ def training_graph(
         model,
         updater,
         prediction,
+        CacheEditor(given, wrt_inputs),
         stop=stop,
         free=free,
         kernels=kernels,
@@ -166,6 +173,7 @@ def training_graph(
         parameters=draft.parameters,
         input_gradients=draft.input_gradients,
         outputs=draft.outputs,
+        optional=draft.editor.cache.derived,
         learning_rate=draft.learning_rate,
         state=draft.state,
         gradient_norms=draft.gradient_norms,
@@ -176,6 +184,7 @@ def training_graph(
             optimizer=plain(updater),
             loss_inputs=draft.targets,
             labels=draft.labels,
+            blocks=draft.blocks,
             training_mode=training_mode,
             precision=precision,
             doubtful=choice.doubtful,
@@ -183,5 +192,7 @@ def training_graph(
             frozen_statistics=kept,
         ).described(),
     )
+    if not (tie or untie):
+        draft.keep_decoder(result.model)
     result.describe()
     return result

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnx import TensorProto, TensorShapeProto, helper
+from onnx import TensorProto, TensorShapeProto, helper, numpy_helper
 
 from onnx_backprop.converters.training.names import CLASSES_LAST, failed_shape_check
 from onnx_backprop.converters.training.result import TrainingGraph
@@ -39,7 +39,10 @@ class Inputs:
 
     def __init__(self, graph: TrainingGraph) -> None:
         declared = {value.name: value.type.tensor_type for value in graph.model.graph.input}
-        self.names = graph.inputs
+        self.required = graph.inputs
+        tensors = {tensor.name: tensor for tensor in graph.model.graph.initializer}
+        self._defaults = {name: numpy_helper.to_array(tensors[name]) for name in graph.optional}
+        self.names = (*graph.inputs, *self._defaults)
         self._types = {name: declared[name].elem_type for name in self.names}
         self._shapes = {
             name: _dims(declared[name].shape) if declared[name].HasField("shape") else None for name in self.names
@@ -51,12 +54,12 @@ class Inputs:
         """A batch of a loader by names: a mapping, or a sequence in the order of the inputs."""
         if isinstance(batch, Mapping):
             return batch if isinstance(batch, Shard) else dict(batch)
-        if not isinstance(batch, (tuple, list)) or len(batch) != len(self.names):
+        if not isinstance(batch, (tuple, list)) or len(batch) != len(self.required):
             raise InvalidArgumentError(
-                f"a batch must be a mapping or a sequence of {len(self.names)} arrays "
-                f"({', '.join(self.names)}), got {type(batch).__name__}"
+                f"a batch must be a mapping or a sequence of {len(self.required)} arrays "
+                f"({', '.join(self.required)}), got {type(batch).__name__}"
             )
-        return dict(zip(self.names, batch, strict=True))
+        return dict(zip(self.required, batch, strict=True))
 
     def together(self, given: Sequence[Any], more: Mapping[str, Any]) -> dict[str, Any]:
         """A batch that is given as a mapping, by keywords, or both; or as arrays in the order of the inputs.
@@ -114,8 +117,9 @@ class Inputs:
         the graph declares, in which equal symbols are equal lengths, no rows, and labels of classes that there are not.
         """
         self.check_names(given)
-        fed = {name: self._typed(name, given[name]) for name in self.names}
+        fed = {name: self._typed(name, given[name]) for name in self.names if name in given}
         self.check_shapes({name: _shape(value) for name, value in fed.items()})
+        fed = {name: fed.get(name, self._defaults.get(name)) for name in self.names}
         if self.names and not rows(fed[self.names[0]]):
             raise InvalidArgumentError(f"{self.names[0]!r}: expected a batch of 1 row or more, got none. Leave it out")
         for name in self.labels:
@@ -130,8 +134,9 @@ class Inputs:
     def check_names(self, given: Mapping[str, Any]) -> None:
         """InvalidArgumentError for names that are missing or unknown."""
         unknown = [name for name in given if name not in self.names]
-        missing = [name for name in self.names if name not in given]
-        expected = f"expected {', '.join(self.names)}"
+        missing = [name for name in self.required if name not in given]
+        expected = f"expected {', '.join(self.required)}"
+        expected += f" and perhaps {', '.join(self._defaults)}" if self._defaults else ""
         if unknown:
             instead = f". Did you mean {', '.join(map(repr, missing))}?" if len(unknown) == len(missing) else ""
             advice = near(unknown[0], missing) or instead or ". Leave it out"

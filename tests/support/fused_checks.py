@@ -130,3 +130,55 @@ def _info(name: str, array: np.ndarray) -> ValueInfoProto:
 
 def _element(array: np.ndarray) -> int:
     return TensorProto.STRING if array.dtype == object else helper.np_dtype_to_tensor_dtype(array.dtype)
+
+
+def check_kernel_gradient(
+    op_type: str,
+    feeds: Feeds,
+    wrt: Sequence[str],
+    *,
+    routes: Sequence[str] = ("onnx", "native"),
+    step: float = 2e-3,
+    tolerance: float = 2e-3,
+    constants: Sequence[str] = (),
+    half: bool = False,
+    **settings: Any,
+) -> None:
+    """<dy, F(x + h·v) - F(x - h·v)> / 2h = <dx, v>, F being onnxruntime's own kernel in float32, on each route.
+
+    half: that the gradient of the same numbers in float16 agrees with that, too.
+    """
+    given = {name: x for name, x in feeds.items() if x is not None and name not in constants}
+    model = symbolic(one_node(op_type, feeds, constants=constants, **settings))
+    kernel, rng = forward_session(model), np.random.default_rng(1)
+    y = run(kernel, given)[0]
+    dy = rng.standard_normal(y.shape).astype(np.float32)
+    moves = {n: (rng.standard_normal(given[n].shape) * np.sqrt(np.mean(given[n] ** 2))).astype(np.float32) for n in wrt}
+    noise = 3e-7 * float(np.linalg.norm(y)) / step
+    found: dict[str, np.ndarray] = {}
+    for route in routes:
+        found = _gradients(model, given | {"y0_grad": dy}, wrt, route)
+        for name, v in moves.items():
+            above, below = (run(kernel, given | {name: given[name] + s * np.float32(step) * v})[0] for s in (1, -1))
+            moved = float(np.sum(dy.astype(np.float64) * (above.astype(np.float64) - below))) / (2 * step)
+            got = float(np.sum(found[name].astype(np.float64) * v))
+            scale = float(np.linalg.norm(found[name] * v)) + abs(moved)
+            assert abs(got - moved) <= tolerance * scale + noise, (
+                f"{route}, {name}: expected {moved:.6g}, got {got:.6g}"
+            )
+    if half:
+        coarse = {n: x.astype(np.float16) if x is not None and x.dtype == np.float32 else x for n, x in feeds.items()}
+        model = one_node(op_type, coarse, constants=constants, **settings)
+        fed = {n: x for n, x in coarse.items() if x is not None and n not in constants}
+        for name, got in _gradients(model, fed | {"y0_grad": dy.astype(np.float16)}, wrt, "native").items():
+            scale = np.linalg.norm(found[name]) + 1e-3
+            assert np.linalg.norm(got.astype(np.float64) - found[name]) <= 2e-2 * scale, f"float16, {name}"
+
+
+def _gradients(model: ModelProto, feeds: Mapping[str, np.ndarray], wrt: Sequence[str], route: str) -> dict:
+    graph = ob.backward(model, wrt=list(wrt), of=["y0"], kernels=route)
+    session = ob.session(graph)
+    accepted = {i.name for i in session.get_inputs()}
+    fed = {n: x for n, x in feeds.items() if n in accepted}
+    answers = dict(zip([o.name for o in session.get_outputs()], run(session, fed), strict=True))
+    return {name: answers[f"{name}_grad"] for name in wrt}

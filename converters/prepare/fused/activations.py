@@ -24,13 +24,13 @@ def bias_split_gelu(op: Composer) -> str:
 def fast_gelu(op: Composer) -> str:
     """y = x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³))) of x + bias."""
     x, bias = op.input(0), op.input(1)
-    return _tanh_gelu(op, op.Add(x, bias) if bias else x)
+    return tanh_gelu(op, op.Add(x, bias) if bias else x)
 
 
 def gemm_fast_gelu(op: Composer) -> str:
     """y = fast_gelu(x·w + bias)."""
     product, bias = op.MatMul(op.input(0), op.input(1)), op.input(2)
-    return _tanh_gelu(op, op.Add(product, bias) if bias else product)
+    return tanh_gelu(op, op.Add(product, bias) if bias else product)
 
 
 def quick_gelu(op: Composer) -> str:
@@ -86,6 +86,7 @@ def _gelu(op: Composer, x: str) -> str:
     return op.Mul(op.Mul(x, 0.5), op.Add(op.Erf(op.Mul(x, sqrt(0.5))), 1.0))
 
 
-def _tanh_gelu(op: Composer, x: str) -> str:
+def tanh_gelu(op: Composer, x: str) -> str:
+    """y = x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³)))."""
     cubic = op.Mul(op.Mul(x, op.Mul(x, x)), 0.044715)
     return op.Mul(op.Mul(x, 0.5), op.Add(op.Tanh(op.Mul(op.Add(x, cubic), sqrt(2 / pi))), 1.0))

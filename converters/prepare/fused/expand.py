@@ -56,7 +56,7 @@ class _Expander:
         return known
 
     def _expanded(self, graph: GraphProto, node: NodeProto, known: Known) -> list[NodeProto] | None:
-        """What a node stands for; None where it stays."""
+        """What a node stands for, all fused operators in it written out too; None where it stays."""
         against = reason_against(node)
         expansion = EXPANSIONS.get((node.domain, node.op_type))
         if expansion is None or against:
@@ -70,7 +70,7 @@ class _Expander:
             self._leave(node, e.message, known)
             return None
         graph.initializer.extend(composer.parameters)
-        return nodes
+        return [deeper for inner in nodes for deeper in self._expanded(graph, inner, known) or [inner]]
 
     def _leave(self, node: NodeProto, reason: str, known: Known) -> None:
         if not reason:

@@ -23,7 +23,7 @@ def mat_mul_n_bits(op: Composer) -> str:
     if bits not in (2, 4, 8):
         raise op.refuse(f"2, 4 and 8 bits are handled, got {bits}")
     a, blocks = op.input(0), -(-k // size)
-    q = op.Reshape(op.typed_as(a, _unpacked(op, op.input(1), bits)), [n, blocks, size])
+    q = op.Reshape(op.typed_as(a, unpacked(op, op.input(1), bits)), [n, blocks, size])
     centred = op.defined_by(op.Sub(q, _zero_points(op, a, n, blocks, bits)), 1, "zero point")
     scaled = op.defined_by(op.Mul(centred, op.Reshape(op.input(2), [n, blocks, 1])), 1, "quantization scale")
     w = op.Reshape(scaled, [n, blocks * size])
@@ -86,12 +86,12 @@ def _zero_points(op: Composer, a: str, n: int, blocks: int, bits: int) -> str:
     if op.known.element(given) != TensorProto.UINT8:
         return op.Reshape(given, [n, blocks, 1])
     row = -(-blocks * bits // 8)
-    z = op.Reshape(_unpacked(op, op.Reshape(given, [n, row]), bits), [n, row * (8 // bits)])
+    z = op.Reshape(unpacked(op, op.Reshape(given, [n, row]), bits), [n, row * (8 // bits)])
     z = op.Slice(z, [0], [blocks], [1])
     return op.Reshape(op.typed_as(a, z), [n, blocks, 1])
 
 
-def _unpacked(op: Composer, packed: str, bits: int) -> str:
+def unpacked(op: Composer, packed: str, bits: int) -> str:
     """The numbers in bytes, along a new last axis, still uint8."""
     if bits == 8:
         return packed

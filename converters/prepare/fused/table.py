@@ -8,6 +8,7 @@ from onnx_backprop.converters.prepare.fused import (
     classic,
     group_query,
     matmul,
+    moe,
     normalization,
     quantized,
 )
@@ -34,7 +35,9 @@ _MICROSOFT: dict[str, Expansion] = {
     "GroupQueryAttention": group_query.group_query_attention,
     "LayerNormalization": normalization.layer_normalization,
     "MatMulNBits": quantized.mat_mul_n_bits,
+    "MoE": moe.moe,
     "MultiHeadAttention": attention.multi_head_attention,
+    "QMoE": moe.q_moe,
     "QuantizeLinear": quantized.quantize_linear,
     "QuickGelu": activations.quick_gelu,
     "RotaryEmbedding": attention.rotary_embedding,

@@ -13,7 +13,7 @@ from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
-from onnx_backprop.converters.prepare.load import infer_large, pick
+from onnx_backprop.converters.prepare.load import Edit, infer_large, pick
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.prepare.stops import prepared, put_identity
 from onnx_backprop.converters.prepare.writing.inline import check_inline, inlined
@@ -339,7 +339,7 @@ class Differentiation:
         for x in self.wrt:
             if x.is_initializer() and not x.is_graph_input():
                 self.graph.inputs.append(x)
-        if any(node.domain == DOMAIN for node in all_nodes(op.nodes)):
+        if any(node.domain == DOMAIN for node in all_nodes(self.graph)):
             self.model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
         return {str(x.name): gradient_names[x] for x in self.wrt}
 
@@ -374,14 +374,15 @@ class Draft:
         checkpoint: int = 0,
         progress: Progress = shown,
         names: Mapping[str, Patterns | None] | None = None,
+        edit: Edit | None = None,
     ) -> None:
-        """The keywords of `backward`; names: the caller's other arguments that name values of the model."""
+        """The keywords of `backward`; edit: of `prepare`; names: the caller's other arguments that name values."""
         check_kernels(kernels)
         check_inline(kernels, inline=inline)
         self.kernels, self._inline = kernels, inline
         self._how = {"straight_through": straight_through, "strict": strict, "checkpoint": checkpoint}
         self._progress: Progress = progress
-        self.original, self.model = prepared(model, stop=stop, free=free, **(names or {}))
+        self.original, self.model = prepared(model, stop=stop, free=free, edit=edit, **(names or {}))
 
     @property
     def graph(self) -> ir.Graph:

@@ -17,6 +17,7 @@ from onnx_backprop.converters.training.losses.cross_entropy import NLL, SoftmaxC
 from onnx_backprop.converters.training.losses.ctc import CTC
 from onnx_backprop.converters.training.losses.distributions import CosineEmbedding, KLDivergence
 from onnx_backprop.converters.training.losses.elements import L1, MSE, Huber, SmoothL1
+from onnx_backprop.converters.training.losses.next_token import NextToken
 from onnx_backprop.converters.training.losses.overlap import Dice, Tversky
 
 __all__ = [
@@ -34,13 +35,14 @@ __all__ = [
     "Loss",
     "LossBuilder",
     "LossSum",
+    "NextToken",
     "SmoothL1",
     "SoftmaxCrossEntropy",
     "Tversky",
 ]
 
 _READY = (MSE, L1, Huber, SmoothL1, BCEWithLogits, BCE, Focal, SoftmaxCrossEntropy, NLL, Dice, Tversky)
-_READY += (KLDivergence, CosineEmbedding, CTC)
+_READY += (KLDivergence, CosineEmbedding, CTC, NextToken)
 LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in _READY}
 
 

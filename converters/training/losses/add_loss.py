@@ -1,13 +1,13 @@
 """The loss behind a model's outputs: what it reads, its inputs, and that it is one number."""
 
 from functools import partial
-from typing import Any
 
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, pick
 from onnx_backprop.converters.prepare.submodel import with_outputs
+from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.known import dims, is_float, type_name
 from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, LossFunction
 from onnx_backprop.converters.training.losses.compose import LossSum, emit_loss
@@ -18,8 +18,8 @@ from onnx_backprop.opset.graphs.names import used_names
 
 def add_loss(
     ir_model: ir.Model, loss: Loss | LossSum | LossFunction | None, prediction: str | None
-) -> tuple[ir.Model, str, list[str], dict[str, Any]]:
-    """Emit the loss and make it the first output; the model, the loss, its new inputs, and which hold what labels."""
+) -> tuple[ir.Model, str, LossBuilder]:
+    """Emit the loss and make it the first output; the model, the loss, and the builder, which knows what it added."""
     graph = ir_model.graph
     if loss is None:
         y = _prediction(graph, prediction)
@@ -27,7 +27,7 @@ def add_loss(
         if y in graph.outputs:
             graph.outputs.remove(y)
         graph.outputs.insert(0, y)
-        return ir_model, str(y.name), [], {}
+        return ir_model, str(y.name), LossBuilder(set())
     op = LossBuilder(used_names(graph), {str(x.name): x for x in graph.inputs if not x.is_initializer()})
     if isinstance(loss, Loss | LossSum):
         value = emit_loss(
@@ -36,6 +36,12 @@ def add_loss(
     else:
         op.prefix = getattr(loss, "__name__", "loss").strip("<>")
         value = _called(op, loss, graph)
+    if op.blocks:
+        drop_unread(op.nodes, [value])  # as what reads logits that are not needed whole
+    if not isinstance(loss, Loss) or op.counted is None:
+        op.counted = None
+    else:
+        op.counted.name = op.unique("counted")
     value.name = op.unique("loss")
     graph.extend(op.nodes)
     graph.inputs.extend(op.inputs)
@@ -43,7 +49,7 @@ def add_loss(
     ir_model = typed(ir_model)
     value = ir_model.graph.outputs[0]
     _require_scalar(value)
-    return ir_model, str(value.name), [str(v.name) for v in op.inputs], op.labels
+    return ir_model, str(value.name), op
 
 
 class _Outputs(dict[str, ir.Value]):

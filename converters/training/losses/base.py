@@ -30,6 +30,8 @@ class LossBuilder(Builder):
         super().__init__(used_names)
         self.inputs: list[ir.Value] = []
         self.labels: dict[str, dict[str, Any]] = {}  # by the name of an input that holds classes: what is known of it
+        self.blocks: dict[str, int] = {}  # by the name of a last product: the rows of its blocks, see `linear`
+        self.counted: ir.Value | None = None  # what a mean over tokens is divided by, where accumulation weighs by it
         self.single = False  # whether all ready losses read one prediction, whose target needs no name of its own
         self._model_inputs = dict(model_inputs or {})
         self._targets: dict[str, ir.Value] = {}

@@ -26,11 +26,15 @@ from onnx_backprop.converters.training.losses.base import (
     wide,
 )
 from onnx_backprop.converters.training.losses.binary import log
+from onnx_backprop.converters.training.losses.linear import emit_blocks, head_of, positions_shape
 from onnx_backprop.converters.training.names import CLASSES_LAST, SOFTMAX_CROSS_ENTROPY
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.shapes import Dim, Dims, describe
 
 LABEL_TYPES = {name: ir.DataType[name.upper()] for name in ("int64", "int32", "int16", "int8", "uint8", "bool")}
+
+
+BLOCK_ROWS: Expectation = ("None or a number of rows", lambda rows: rows is None or rows >= 0)
 
 
 class Positions(NamedTuple):
@@ -54,7 +58,7 @@ class ClassLoss(Loss):
     roles: ClassVar[tuple[str, ...]] = ("labels",)
     weight: ArrayLike | None = None
     ignore_index: int | None = None
-    axis: int = 1
+    axis: int | None = None
     label_type: str = "int64"
 
     def __post_init__(self) -> None:
@@ -67,24 +71,29 @@ class ClassLoss(Loss):
 
         With the classes last, all positions go into one axis: (N, d1, …, C) becomes (N · d1 · …, C), and nothing moves.
         """
-        t, shape = labels_of(op, self, prediction, self.axis, self.label_type, self.ignore_index)
+        axis = self.axis_of(prediction)
+        t, shape = labels_of(op, self, prediction, axis, self.label_type, self.ignore_index)
         y, rank = wide(op, prediction), len(shape)
-        weight = self._weights(op, y, shape)
-        if self.axis == -1 and rank > 2:
-            known = all(isinstance(d, int) for d in shape[:-1])
-            together: Dim = prod(d for d in shape[:-1] if isinstance(d, int)) if known else None
+        weight = self._weights(op, y, shape, axis)
+        if axis == -1 and rank > 2:
             y = op.typed(op.Reshape(y, op.joined(op.ints([-1]), op.lengths(y, rank - 1))), y)
             t = op.Reshape(t, [-1])
-            y.shape, t.shape = ir.Shape((together, shape[-1])), ir.Shape((together,))
+            y.shape, t.shape = ir.Shape((_together(shape), shape[-1])), ir.Shape((_together(shape),))
         ignored = None if self.ignore_index is None else op.Equal(t, self.ignore_index)
         return Positions(y, t, t if ignored is None else op.Where(ignored, 0, t), ignored, weight)
 
-    def _weights(self, op: Builder, y: ir.Value, shape: Dims) -> ir.Value | None:
+    def axis_of(self, prediction: ir.Value) -> int:
+        """1 or -1: that of the loss, or the last one where a matrix product has made it, as language models do."""
+        if self.axis is not None:
+            return self.axis
+        return -1 if len(dims(prediction) or ()) > 2 and head_of(prediction) is not None else 1
+
+    def _weights(self, op: Builder, y: ir.Value, shape: Dims, axis: int) -> ir.Value | None:
         if self.weight is None:
             return None
-        values, classes = require_held(f"{self.name}: weight", self.weight, np.float32), shape[self.axis]
+        values, classes = require_held(f"{self.name}: weight", self.weight, np.float32), shape[axis]
         if values.ndim != 1 or (isinstance(classes, int) and len(values) != classes):
-            last = values.ndim == 1 and self.axis == 1 and len(shape) > 2 and shape[-1] == len(values)
+            last = values.ndim == 1 and axis == 1 and len(shape) > 2 and shape[-1] == len(values)
             raise InvalidArgumentError(
                 f"{self.name}: weight: expected one number for each of {classes} classes, got an array of shape "
                 f"{values.shape}{'. ' + CLASSES_LAST if last else ''}"
@@ -99,13 +108,19 @@ class ClassLoss(Loss):
             return op.ReduceSum(terms, keepdims=0)
         if at.weight is None and at.ignored is None:
             return op.ReduceMean(terms, keepdims=0)
+        return op.Div(op.ReduceSum(terms, keepdims=0), self.divisor(op, at))
+
+    def divisor(self, op: Builder, at: Positions) -> ir.Value:
+        """Σ w of the positions that count, 0-D."""
+        if at.weight is None and at.ignored is None:
+            return op.Cast(op.Size(at.labels), to=element_type(at.y))
         if at.weight is None:
-            counts: ir.Value = op.Where(at.ignored, op.scalar(0, terms), op.scalar(1, terms))
+            counts: ir.Value = op.Where(at.ignored, op.scalar(0, at.y), op.scalar(1, at.y))
         else:
             counts = op.Gather(at.weight, at.safe, axis=0)
             counts = counts if at.ignored is None else op.Where(at.ignored, 0, counts)
         counts.shape = at.labels.shape
-        return op.Div(op.ReduceSum(terms, keepdims=0), op.ReduceSum(counts, keepdims=0))
+        return op.ReduceSum(counts, keepdims=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +134,10 @@ class SoftmaxCrossEntropy(ClassLoss):
         weight: w, one number for each of the C classes.
         ignore_index: a label to leave out, in or outside 0 … C - 1.
         label_smoothing: ε in 0 … 1, the share of the target that is spread evenly over all classes.
-        axis: of the classes: 1, or -1 where they are last, as in language models.
+        axis: of the classes: 1, or -1 where they are last. Default: -1 where a matrix product makes the last axis of a
+            prediction of three axes or more, as in language models, else 1.
+        block_rows: rows of the last matrix product whose logits are computed at once, 0 for all. Default: blocks from
+            2²⁰ logits on, or 4096 classes where the number of rows is unknown. For classes on the last axis.
         label_type: of the labels: "int64", "int32", "int16", "int8", "uint8" or "bool".
 
     Shapes: y (N, C, d1, …), or (N, d1, …, C) for axis -1; the target is the new input `labels`, of shape (N, d1, …).
@@ -127,8 +145,9 @@ class SoftmaxCrossEntropy(ClassLoss):
     """
 
     name: ClassVar[str] = SOFTMAX_CROSS_ENTROPY
-    expects: ClassVar[Mapping[str, Expectation]] = {"label_smoothing": between(0, 1)}
+    expects: ClassVar[Mapping[str, Expectation]] = {"label_smoothing": between(0, 1), "block_rows": BLOCK_ROWS}
     label_smoothing: float = 0.0
+    block_rows: int | None = None
 
     def squashes(self) -> bool:
         return True
@@ -137,8 +156,15 @@ class SoftmaxCrossEntropy(ClassLoss):
         """Emit the nodes, with the target as a new input `labels`."""
         (prediction,) = predictions
         at = self.positions(op, prediction)
-        attributes = {"reduction": self.reduction, "ignore_index": self.ignore_index}
         smooth = self.label_smoothing
+        if len(dims(at.y) or ()) == 2 and not (smooth and at.weight is not None):
+            weights = None if at.weight is None else op.Gather(at.weight, at.safe, axis=0)
+            total = emit_blocks(
+                op, prediction, at.labels, weights, self.ignore_index, rows=self.block_rows, smoothing=smooth
+            )
+            if total is not None:
+                return scalar(total if self.reduction == "sum" else op.Div(total, self.divisor(op, at)), at.y)
+        attributes = {"reduction": self.reduction, "ignore_index": self.ignore_index}
         inputs = [at.y, at.labels, at.weight]
         outputs = op.emit("SoftmaxCrossEntropyLoss", inputs, attributes, outputs=2 if smooth else 1)
         loss = outputs[0]
@@ -190,6 +216,12 @@ class NLL(ClassLoss):
         return scalar(self.over_positions(op, terms, at), at.y)
 
 
+def _together(shape: Dims) -> Dim:
+    """The number of positions of a prediction whose classes are last."""
+    known = all(isinstance(d, int) for d in shape[:-1])
+    return prod(d for d in shape[:-1] if isinstance(d, int)) if known else None
+
+
 def check_labels(name: str, label_type: str, ignored: int | None = None) -> None:
     """Refuse a type that labels cannot have, and a label to leave out that the type does not hold."""
     if not isinstance(label_type, str) or label_type not in LABEL_TYPES:
@@ -200,9 +232,9 @@ def check_labels(name: str, label_type: str, ignored: int | None = None) -> None
         raise InvalidArgumentError(f"{name}: ignore_index: expected a label of type {label_type}, got {ignored!r}")
 
 
-def check_axis(name: str, axis: int) -> None:
-    """Refuse an axis of classes other than 1 and -1."""
-    if axis not in (1, -1):
+def check_axis(name: str, axis: int | None) -> None:
+    """Refuse an axis of classes other than 1 and -1; None: it is found."""
+    if axis not in (1, -1, None):
         raise InvalidArgumentError(f"{name}: axis: expected 1 or -1, got {axis!r}. Put a Transpose into the model")
 
 
@@ -238,7 +270,8 @@ def labels_of(
     wanted = None
     if symbolic(positions):
         axes = [axis for axis in range(len(shape)) if axis != at]
-        wanted = op.Gather(op.Shape(prediction), axes)
+        last = at == len(shape) - 1
+        wanted = positions_shape(op, prediction) if last else op.Gather(op.Shape(prediction), axes)
     t = checked(op, labels, positions, wanted, prediction)
     if dtype != ir.DataType.INT64:
         t = op.Cast(t, to=ir.DataType.INT64)

@@ -27,7 +27,7 @@ def to_training_info(graph: TrainingGraph) -> ModelProto:
     """The inference model with the training step as its training_info; InvalidArgumentError without an optimizer."""
     if not graph.updates:
         raise InvalidArgumentError("the graph has no optimizer, there is no step to write. Make it with optimizer=…")
-    model = graph.inference_model()
+    model = graph.inference_model(outputs=graph.outputs)
     main = {tensor.name for tensor in model.graph.initializer}
     info = TrainingInfoProto()
     algorithm = info.algorithm
@@ -39,7 +39,7 @@ def to_training_info(graph: TrainingGraph) -> ModelProto:
     algorithm.initializer.extend(
         numpy_helper.from_array(value, name) for name, value in state.items() if name not in stored
     )
-    fed = {*graph.inputs, graph.learning_rate}
+    fed = {*graph.inputs, *graph.optional, graph.learning_rate}
     assign(algorithm.input, [value for value in algorithm.input if value.name in fed])
     for name, output in graph.updates.items():
         info.update_binding.add(key=name, value=output)

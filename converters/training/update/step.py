@@ -15,7 +15,7 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.converters.training.modes import is_statistic
-from onnx_backprop.converters.training.names import LEARNING_RATE, MICRO_STEP, OPTIMIZER_METADATA, STEP
+from onnx_backprop.converters.training.names import COUNTED, LEARNING_RATE, MICRO_STEP, OPTIMIZER_METADATA, STEP
 from onnx_backprop.converters.training.optimizers import Optimizer
 from onnx_backprop.converters.training.rewrites.sums import staged
 from onnx_backprop.converters.training.slots import COUNTER, MEAN, MOMENT, PARAMETER, SUM, Slot
@@ -72,6 +72,7 @@ class StepWriter:
 
     def __init__(self, op: Builder, graph: ir.Graph, optimizer: Optimizer, opset: int) -> None:
         self.op, self.graph, self.optimizer = op, graph, optimizer
+        self.counted: ir.Value | None = None  # what gradients are means over, where means of runs weigh by it, 0-D
         self.finite: ir.Value | None = None  # whether there is an update at all, 0-D; None: always
         self.functions = UpdateFunctions()
         self.state = State()
@@ -135,7 +136,10 @@ class StepWriter:
         return _shaped(source if source is not None and source.dtype == wide else cast(self.op, g, wide), x)
 
     def _accumulated(self, update: _Update, kept: Sequence[ir.Value]) -> dict[ir.Value, ir.Value]:
-        """a ← a + g/k; in every k-th run the update along a, and a ← 0; in the others everything stays."""
+        """a ← a + g/k; in every k-th run the update along a, and a ← 0; in the others everything stays.
+
+        With means over n tokens: a ← a + n·g, m ← m + n, and the update along a/m, or a where m = 0.
+        """
         op, count = self.op, self.optimizer.accumulate
         micro = state_input(op, MICRO_STEP, ir.DataType.INT64)
         due = op.GreaterOrEqual(op.Add(micro, 1), count)
@@ -145,18 +149,31 @@ class StepWriter:
         totals: dict[ir.Value, ir.Value] = {}
         for x, g in update.gradients.items():
             sums[x] = self._beside(x, "accumulated")
-            totals[x] = self.if_finite(op, op.Add(sums[x], op.Mul(g, _number_like(1 / count, g, x))), sums[x])
+            factor = _number_like(1 / count, g, x) if self.counted is None else cast(op, self.counted, element_type(g))
+            totals[x] = self.if_finite(op, op.Add(sums[x], op.Mul(g, factor)), sums[x])
         renewed = [*kept, micro, *sums.values()]
+        if self.counted is not None:
+            counted = state_input(op, COUNTED, ir.DataType.DOUBLE)
+            seen = self.if_finite(op, op.Add(counted, cast(op, self.counted, ir.DataType.DOUBLE)), counted)
+            renewed.append(counted)
         then, otherwise = op.inside(), op.inside()
         then.prefix, otherwise.prefix = "optimizer/then", "optimizer/else"
-        updated = self._update(then, replace(update, gradients=totals))
+        means = totals
+        if self.counted is not None:
+            divisor = then.Where(then.Equal(seen, 0), 1, seen)
+            means = {x: _shaped(then.Div(a, cast(then, divisor, element_type(a))), x) for x, a in totals.items()}
+        updated = self._update(then, replace(update, gradients=means))
         updated[micro] = then.number(0, ir.DataType.INT64)
         updated |= {x: then.zeros(then.shape(x), x) for x in sums.values()}
         stays = dict(zip(kept, kept, strict=True)) | {sums[x]: total for x, total in totals.items()}
         stays[micro] = otherwise.Add(micro, 1 if self.finite is None else self._count(otherwise))
+        if self.counted is not None:
+            updated[counted], stays[counted] = then.number(0, ir.DataType.DOUBLE), seen
         branches = [(then, [updated[v] for v in renewed]), (otherwise, [stays[v] for v in renewed])]
         new = dict(zip(renewed, op.choose(due, renewed, *branches), strict=True))
         self.state.renew(micro, new[micro], COUNTER, 0, MICRO_STEP)
+        if self.counted is not None:
+            self.state.renew(counted, new[counted], COUNTER, 0, COUNTED)
         for x, total in sums.items():
             self.state.renew(total, new[total], SUM, 0, str(x.name))
         return new
