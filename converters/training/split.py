@@ -81,6 +81,17 @@ def split(graph: TrainingGraph, model: ModelProto) -> Split:
     return Split(gradients, update, passed, of, statistics)
 
 
+def step_alone(graph: TrainingGraph, model: ModelProto) -> ModelProto:
+    """`model`, which is that of `graph`, without the outputs of the forward model that no step reads."""
+    own = [graph.loss, graph.gradient_norms, *graph.updates.values(), *graph.input_gradients.values()]
+    outputs = [value for value in model.graph.output if value.name in own]
+    nodes = list(model.graph.node)
+    alone = part(model, [nodes[n] for n in ancestors(nodes, [v.name for v in outputs])], list(graph.inputs), outputs)
+    kept = {value.name for value in alone.graph.input}
+    alone.graph.input.extend(v for v in model.graph.input if v.name not in kept)
+    return alone
+
+
 def _sources(gradient: str, nodes: list[NodeProto], maker: Mapping[str, int]) -> tuple[str, ...]:
     """A gradient, and what it is a Cast of: the update reads that."""
     node = nodes[maker[gradient]] if gradient in maker else None

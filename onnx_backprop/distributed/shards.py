@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_backprop.converters.training.names import NEXT_TOKEN
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
 
@@ -55,7 +56,8 @@ def _array(name: str, value: Any) -> np.ndarray:
 class Weights:
     """What a shard weighs: the denominator of its loss, so that Σ weight · loss / Σ weight is that of the whole batch.
 
-    The number of rows; for losses of classes Σ w[label] of the positions that are not ignored. `summed`: the loss
+    The number of rows; for losses of classes Σ w[label] of the positions that are not ignored, for NextToken Σ w of
+    the tokens that count. `summed`: the loss
     is a sum over rows, and so is that of all ranks. Errors: UnsupportedError for a sum of losses that weigh rows
     differently.
     """
@@ -73,7 +75,11 @@ class Weights:
                 "loss: several ranks cannot divide a sum of losses of which some have class weights or ignored labels, "
                 "or some are sums and some means. Train it on one rank, or give all one reduction and no weights"
             )
-        if weighted and graph.target is not None:
+        self._shift, self._tokens = False, None
+        if weighted and losses[0].get("name") == NEXT_TOKEN:
+            self._labels, self._ignored = next(iter(graph.options.labels)), losses[0].get("ignore_index")
+            self._shift, self._tokens = bool(losses[0].get("shift")), losses[0].get("weights")
+        elif weighted and graph.target is not None:
             self._labels, self._ignored = graph.target, losses[0].get("ignore_index")
             classes = losses[0].get("weight")
             self._classes = None if classes is None else np.asarray(classes, np.float64)
@@ -82,9 +88,17 @@ class Weights:
         """The weight of a shard that has been checked."""
         if not shard.rows or self._labels is None:
             return float(shard.rows)
-        labels = np.asarray(shard[self._labels])
+        labels = self._array(shard, self._labels)
         kept = np.ones(labels.shape, bool) if self._ignored is None else labels != self._ignored
+        if self._tokens is not None:
+            return float(self._array(shard, self._tokens)[kept].sum(dtype=np.float64))
         return float(kept.sum() if self._classes is None else self._classes[labels[kept]].sum())
+
+    def _array(self, shard: Shard, name: str) -> np.ndarray:
+        """Labels, or their weights; of those that are compared with the logits before them, all but the first."""
+        value = shard[name]
+        array = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+        return array[..., 1:] if self._shift else array
 
     def stand_in(self, shard: Shard) -> dict[str, np.ndarray]:
         """Labels that count, for a shard all of whose labels do not."""

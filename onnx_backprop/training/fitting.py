@@ -18,7 +18,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data.batches import Batches, Shards, of_data, shard_of_rank
 from onnx_backprop.training.divergence import BadBatchError
-from onnx_backprop.training.reports.history import Log, Record, Records, check_plot, draw
+from onnx_backprop.training.reports.history import Log, Record, Records, TokenLoss, check_plot, draw
 from onnx_backprop.training.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def fit(
             time may have it.
         log: a file that gets a line for every step, .csv or .jsonl; or a function that gets a dict for every step, as
             loggers take it: `wandb.log`. It has what is known of "step", "epoch", "loss", "learning_rate", "seconds",
-            behind the last step of an epoch "evaluation", with a loss scale "skipped".
+            behind the last step of an epoch "evaluation", of tokens "perplexity" too, with a loss scale "skipped".
         plot: a picture of the losses, drawn at the end; where that fails, a warning says why.
         progress: a progress bar. Default: where a person is watching, on a terminal or in a notebook.
 
@@ -163,7 +163,9 @@ def _steps(
             else:
                 trainer.batch += 1
             skipped = None if trainer.loss_scale is None else trainer.skipped_steps
-            yield Record(trainer.steps - 1, epoch, loss, rate, seconds, measured, skipped)
+            perplexity = measured.perplexity if isinstance(measured, TokenLoss) else None
+            measured = None if measured is None else float(measured)
+            yield Record(trainer.steps - 1, epoch, loss, rate, seconds, measured, skipped, perplexity)
         if trainer.epoch == epoch:  # a checkpoint behind the last batch of a loader that has become shorter
             trainer.epoch, trainer.batch = epoch + 1, 0
 

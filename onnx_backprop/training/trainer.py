@@ -14,10 +14,12 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.writing.files import save_model
-from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, SKIPPED_STEPS
+from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, NEXT_TOKEN, SKIPPED_STEPS
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.slots import COUNTER, RANDOM, SCALE
+from onnx_backprop.converters.training.split import step_alone
 from onnx_backprop.distributed import connected
+from onnx_backprop.distributed.shards import Shard, Weights
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.progress import shown
@@ -39,7 +41,7 @@ from onnx_backprop.training.data.batches import of_data
 from onnx_backprop.training.divergence import BadBatchError, accept, check_finite, diverged, not_finite
 from onnx_backprop.training.fitting import fit
 from onnx_backprop.training.inputs import Inputs, refusals, rows
-from onnx_backprop.training.reports.history import Losses
+from onnx_backprop.training.reports.history import Losses, TokenLoss
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
 if TYPE_CHECKING:
@@ -144,13 +146,18 @@ class Trainer:
                 self, model, verify_every, sync_batch_norm=sync_batch_norm, overlap=overlap, shard_update=shard_update
             )
             model = self._ranks.update
+        elif self.graph.options.blocks:  # or else logits would be computed whole, which no step reads
+            model = step_alone(self.graph, model)
         in_order = options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         native = lower(model, self.kernels, [self.graph.loss], self.graph.updates if in_order else None)
         self._session = session(native.model, kernels=None, session_options=options)
         self._division = None if self._ranks is None else self._ranks.division
         self._buffers = Buffers(self.graph, self._session, native.in_place, native.guard, self._division)
         self.inputs = Inputs(self.graph)
-        self._evaluation: onnxruntime.InferenceSession | None = None
+        loss = self.graph.options.loss
+        tokens = isinstance(loss, dict) and loss.get("name") == NEXT_TOKEN and loss.get("reduction") != "sum"
+        self._counts = Weights(self.graph) if tokens else None
+        self._evaluations: dict[bool, onnxruntime.InferenceSession] = {}  # by whether they compute the loss alone
         counters = {name: self.graph.slot(COUNTER, name) for name in (GOOD_STEPS, SKIPPED_STEPS)}
         self._counters = {LOSS_SCALE: self.graph.slot(SCALE), **counters}
         if random := self.graph.slot(RANDOM):
@@ -314,19 +321,21 @@ class Trainer:
         """
         return self._predicted(self.inputs.together(batch, more), self._weights(ema=ema))
 
-    def _predicted(self, feeds: Feeds, weights: Mapping[str, OrtValue]) -> dict[str, Any]:
-        if self._evaluation is None:
-            model = without_tensors(self.graph.eval_model(), self.graph.forward_state)
-            self._evaluation = session(model, kernels=None, session_options=self.session_options)
+    def _predicted(self, feeds: Feeds, weights: Mapping[str, OrtValue], *, loss_alone: bool = False) -> dict[str, Any]:
+        if loss_alone not in self._evaluations:
+            model = self.graph.eval_model(outputs=() if loss_alone else None)
+            model = without_tensors(model, self.graph.forward_state)
+            self._evaluations[loss_alone] = session(model, kernels=None, session_options=self.session_options)
+        evaluation = self._evaluations[loss_alone]
         batch = self.inputs.ort_values(feeds)
-        accepted = {value.name for value in self._evaluation.get_inputs()}
+        accepted = {value.name for value in evaluation.get_inputs()}
         fed = batch | {name: value for name, value in weights.items() if name in accepted}
-        outputs = self._evaluation.get_outputs()
+        outputs = evaluation.get_outputs()
         names = [value.name for value in outputs]
         with refusals(batch):
             if not all(value.type.startswith("tensor(") for value in outputs):
-                return dict(zip(names, self._evaluation.run(names, fed), strict=True))
-            results = self._evaluation.run_with_ort_values(names, fed)
+                return dict(zip(names, evaluation.run(names, fed), strict=True))
+            results = evaluation.run_with_ort_values(names, fed)
         return {name: np.array(value.numpy()) for name, value in zip(names, results, strict=True)}
 
     def evaluate(
@@ -334,13 +343,15 @@ class Trainer:
     ) -> float:
         """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows.
 
-        A batch is given as `step` takes it, but that one tuple or list is a loader. ema: of the running means of the
-        weights. Errors: as `step`; FloatingPointError for a batch whose loss is no finite number because of its data.
+        Batches of `NextToken` are weighted by the tokens that count, and the result is a `TokenLoss`, a float that has
+        a `perplexity`. A batch is given as `step` takes it, but that one tuple or list is a loader. ema: of the
+        running means of the weights. Errors: as `step`; FloatingPointError for a batch whose loss is no finite number
+        because of its data.
         """
         weights = self._weights(ema=ema)
         if loader is None or isinstance(loader, Mapping) or arrays or more:
             batch = self.inputs.together([loader, *arrays], more)
-            return self._measured(batch, weights, "the loss is")
+            return self._told(self._measured(batch, weights, "the loss is"), self._weight(batch))
         if not isinstance(loader, Iterable):
             self.inputs.check_loader(loader)
         total, seen = 0.0, 0
@@ -352,17 +363,28 @@ class Trainer:
                 loss = self._measured(feeds, weights, f"in batch {first + n * step} of the evaluation the loss is")
             except BadBatchError as e:
                 raise of_data(e, loader, first + n * step, "the data of the evaluation") from None
-            count = rows(feeds[self.graph.inputs[0]])
+            count = self._weight(feeds)
             total += count * loss
             seen += count
         if self._ranks is not None:
             total, seen = self._ranks.totals(total, seen)
         if not seen:
-            raise InvalidArgumentError("the loader is empty; expected at least one batch")
-        return total / seen
+            what = "is empty; expected at least one batch" if self._counts is None else "holds no token that counts"
+            raise InvalidArgumentError(f"the loader {what}")
+        return self._told(total / seen, seen)
+
+    def _weight(self, feeds: Feeds) -> float:
+        """What a batch counts in a mean over several: its rows, or of a loss of tokens those that count."""
+        if self._counts is None:
+            return rows(feeds[self.graph.inputs[0]])
+        return self._counts.of(Shard(self.inputs.checked(feeds)))
+
+    def _told(self, loss: float, count: float) -> float:
+        return loss if self._counts is None else TokenLoss(loss, count)
 
     def _measured(self, feeds: Feeds, weights: Mapping[str, OrtValue], what: str) -> float:
-        loss = float(self._predicted(feeds, weights)[self.graph.loss].reshape(()))
+        results = self._predicted(feeds, weights, loss_alone=bool(self.graph.options.blocks))
+        loss = float(results[self.graph.loss].reshape(()))
         if not math.isfinite(loss) and (fault := self.inputs.fault(f"{what} {loss}", feeds)):
             raise fault
         return loss

@@ -21,7 +21,7 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import dims, element_type, is_float
 from onnx_backprop.converters.reverse.loops.rows import ROWS, row_losses
-from onnx_backprop.converters.rules.common import widen
+from onnx_backprop.converters.rules.common import cast, widen
 from onnx_backprop.converters.training.losses.base import LossBuilder
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.graphs.walk import is_standard
@@ -204,7 +204,7 @@ def emit_blocks(
     op.nodes[-1].metadata_props[ROWS] = json.dumps(about)
     result.type, result.shape = ir.TensorType(ir.DataType.DOUBLE), ir.Shape([])
     op.blocks[label(head.product)] = size
-    return op.Cast(result, to=element_type(z)) if element_type(z) != ir.DataType.DOUBLE else result
+    return op.typed(cast(op, result, element_type(z)), ir.Value(type=z.type, shape=result.shape))
 
 
 def _argument(op: Builder, name: str, dtype: ir.DataType) -> ir.Value:

@@ -24,6 +24,7 @@ from onnx_backprop.converters.training.losses.base import (
 )
 from onnx_backprop.converters.training.losses.cross_entropy import BLOCK_ROWS, check_labels, labels_of
 from onnx_backprop.converters.training.losses.linear import emit_blocks, positions_shape
+from onnx_backprop.converters.training.names import NEXT_TOKEN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 
@@ -50,7 +51,7 @@ class NextToken(Loss):
     input of the model. Source: transformers, ForCausalLMLoss.
     """
 
-    name: ClassVar[str] = "next_token"
+    name: ClassVar[str] = NEXT_TOKEN
     roles: ClassVar[tuple[str, ...]] = ("labels",)
     expects: ClassVar[Mapping[str, Expectation]] = {
         "label_smoothing": between(0, 1),
@@ -107,7 +108,9 @@ class NextToken(Loss):
             number = op.ReduceSum(counts, keepdims=0)
             number.shape = ir.Shape([])
             op.counted = number
-            total = op.Div(total, op.Where(op.Equal(number, 0), 1, number))
+            divisor = op.Where(op.Equal(number, 0), 1, number)
+            total.shape = divisor.shape = number.shape
+            total = op.Div(total, divisor)
         return scalar(total, wide(op, prediction))
 
     def _weights(self, op: LossBuilder, prediction: ir.Value, shape: tuple[object, ...]) -> ir.Value:

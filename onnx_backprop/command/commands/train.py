@@ -264,6 +264,9 @@ def outcome_of(records: list[Record], seconds: float, steps: int, means: str) ->
     measured = [r.evaluation for r in records if r.evaluation is not None]
     if measured:
         facts[f"evaluation loss{means}"] = f"{measured[0]:.4g} -> {measured[-1]:.4g}"
+    told = [r.perplexity for r in records if r.perplexity is not None]
+    if told:
+        facts[f"perplexity{means}"] = f"{told[0]:.4g} -> {told[-1]:.4g}"
     return facts
 
 

@@ -21,11 +21,32 @@ from onnx_backprop.opset.core.files import replacing
 _POINTS = 1024  # even; of a curve that grows with every step
 
 
+class TokenLoss(float):
+    """A mean over tokens. tokens: how many, or the sum of their weights."""
+
+    tokens: float
+
+    def __new__(cls, loss: float, tokens: float) -> "TokenLoss":
+        """Loss and tokens."""
+        result = super().__new__(cls, loss)
+        result.tokens = tokens
+        return result
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinity where float64 does not hold it."""
+        try:
+            return math.exp(self)
+        except OverflowError:
+            return math.inf
+
+
 @dataclass(frozen=True)
 class Record:
     """One step. evaluation: the loss of the evaluation data, where it was measured behind this step.
 
     skipped: how many steps up to this one have left out their update; None where the loss is not scaled.
+    perplexity: exp(evaluation) where that is a mean over tokens.
     """
 
     step: int
@@ -35,6 +56,7 @@ class Record:
     seconds: float
     evaluation: float | None = None
     skipped: int | None = None
+    perplexity: float | None = None
 
     def known(self) -> dict[str, int | float]:
         """What there is of it by name, without what is None."""
@@ -154,15 +176,16 @@ def read_log(path: str | Path) -> list[Record]:
             records = [_parsed(row) for row in list(csv.reader(lines))[1:]]
     except (ValueError, TypeError, csv.Error) as e:
         raise InvalidArgumentError(f"{path} is no log: {e}") from e
-    if text and not text.startswith(start):
+    if text and not text.startswith((start, ",".join(COLUMNS[:-1]) + "\n")):  # without perplexity: an earlier version's
         raise InvalidArgumentError(f"{path} is no log: expected it to start with {start.strip()}")
     return records
 
 
 def _parsed(row: list[str]) -> Record:
-    step, epoch, loss, rate, seconds, evaluation, skipped = row
-    measured, left_out = float(evaluation) if evaluation else None, int(skipped) if skipped else None
-    return Record(int(step), int(epoch), float(loss), float(rate), float(seconds), measured, left_out)
+    step, epoch, loss, rate, seconds, evaluation, skipped, perplexity = (*row, "")[: len(COLUMNS)]
+    measured, told = (float(text) if text else None for text in (evaluation, perplexity))
+    left_out = int(skipped) if skipped else None
+    return Record(int(step), int(epoch), float(loss), float(rate), float(seconds), measured, left_out, told)
 
 
 def check_plot(path: str | Path) -> None:
