@@ -76,7 +76,7 @@ def put_in_order(proto: ModelProto) -> None:
 def put_back_domains(proto: ModelProto) -> None:
     """Move the operators back that `put_in_order` has moved: onnxruntime has them in the default domain alone."""
     for node in all_nodes(proto):
-        if node.domain == MICROSOFT and node.op_type in _EARLIER:
+        if node.domain == MICROSOFT and node.op_type in EARLIER:
             node.domain = ""
 
 

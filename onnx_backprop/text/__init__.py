@@ -3,7 +3,7 @@
 May import `training`, `adapters` and what lies below them. Needs the extra `text`: pip install "onnx-backprop[text]".
 """
 
-from onnx_backprop.text.batches import TextBatches, loss, perplexity
+from onnx_backprop.text.batches import TextBatches, windows
 from onnx_backprop.text.examples import read_examples
 from onnx_backprop.text.folder import ModelFolder, projections
 from onnx_backprop.text.templates import TEMPLATES
@@ -16,10 +16,9 @@ __all__ = [
     "TextBatches",
     "Tokenizer",
     "Tokens",
-    "loss",
-    "perplexity",
     "projections",
     "read_examples",
+    "windows",
 ]
 
 

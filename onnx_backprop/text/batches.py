@@ -1,24 +1,16 @@
-"""Examples as batches of rows of one length, the loss of the next token, and what a mean loss says as a perplexity."""
+"""`TextBatches`: examples as batches of rows of one length, for `losses.NextToken`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from onnx_backprop.converters.training.losses import Loss, SoftmaxCrossEntropy
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.text.tokenizer import IGNORED, Tokens
 from onnx_backprop.training.data.batches import Batches
-from onnx_backprop.training.trainer import Trainer
 
 _STEP = 8  # rows are as long as a multiple of this, so that few lengths occur
-
-
-def loss() -> Loss:
-    """The cross entropy of the labels of `TextBatches`."""
-    return SoftmaxCrossEntropy(axis=-1, ignore_index=IGNORED)
 
 
 class TextBatches(Batches):
@@ -32,21 +24,8 @@ class TextBatches(Batches):
     def __init__(
         self, examples: Sequence[Tokens], size: int, *, length: int, pad: int = 0, seed: int = 0, shuffle: bool = True
     ) -> None:
-        """Warns: OnnxBackpropWarning for examples that are cut. Errors: InvalidArgumentError for none, or a length < 2.
-
-        pad: the token that fills rows up.
-        """
-        if length < 2:
-            raise InvalidArgumentError(f"length: expected 2 or more, got {length}")
-        parts = [part for example in examples for part in _parts(example, length)]
-        cut = sum(len(ids) > length and IGNORED in labels[1:] for ids, labels in examples)
-        if cut:
-            warn(
-                f"length: {cut} of {len(examples)} examples have more than {length} tokens; what is behind is left out"
-            )
-        parts = [part for part in parts if (part.labels[1:] != IGNORED).any()]
-        if not parts:
-            raise InvalidArgumentError(f"examples: expected at least one with something to learn in {length} tokens")
+        """pad: the token that fills rows up. Warns and errors: as `windows`."""
+        parts = windows(examples, length)
         longest = max(len(part.ids) for part in parts)
         shape = (len(parts), -(-longest // _STEP) * _STEP)
         arrays = {name: np.zeros(shape, np.int64) for name in ("input_ids", "labels", "attention_mask", "position_ids")}
@@ -55,7 +34,7 @@ class TextBatches(Batches):
         for row, (ids, labels) in enumerate(parts):
             count = len(ids)
             arrays["input_ids"][row, :count] = ids
-            arrays["labels"][row, : count - 1] = labels[1:]  # of each place the token behind it
+            arrays["labels"][row, :count] = labels
             arrays["attention_mask"][row, :count] = 1
             arrays["position_ids"][row, :count] = np.arange(count)
         super().__init__(arrays, min(size, len(parts)), seed=seed, shuffle=shuffle)
@@ -69,7 +48,7 @@ class TextBatches(Batches):
     @property
     def learned(self) -> int:
         """How many tokens an epoch learns."""
-        return int((self.arrays["labels"] != IGNORED).sum())
+        return int((self.arrays["labels"][:, 1:] != IGNORED).sum())
 
     def _take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         lengths = self._lengths if "attention_mask" not in self.arrays else self.arrays["attention_mask"].sum(axis=1)
@@ -77,19 +56,25 @@ class TextBatches(Batches):
         return {name: array[rows, :longest] for name, array in self.arrays.items()}
 
 
-def perplexity(trainer: Trainer, batches: TextBatches) -> float:
-    """exp of the mean over all tokens of -log p(token): 1 for a model that knows them, V for one that guesses."""
-    total, count = 0.0, 0
-    for batch in batches:
-        tokens = int((batch["labels"] != IGNORED).sum())
-        total += tokens * trainer.evaluate(batch)
-        count += tokens
-    return math.exp(min(total / count, 700.0))
+def windows(examples: Sequence[Tokens], length: int) -> list[Tokens]:
+    """The examples in `length` tokens each at most, and those that have something to learn there.
 
-
-def _parts(example: Tokens, length: int) -> Iterator[Tokens]:
-    """The rows of an example: of a text that is learned whole all its windows, which share a token."""
-    whole = (example.labels[1:] != IGNORED).all()
-    last = max(len(example.ids) - 1, 1) if whole else 1
-    for start in range(0, last, length - 1):
-        yield Tokens(*(array[start : start + length] for array in example))
+    Of a text that is learned whole all its windows, which share a token; an example with a prompt is cut.
+    Warns: OnnxBackpropWarning for examples that are cut. Errors: InvalidArgumentError for none, or a length below 2.
+    """
+    if length < 2:
+        raise InvalidArgumentError(f"expected 2 or more, got {length}", "length")
+    result: list[Tokens] = []
+    cut = 0
+    for example in examples:
+        whole = bool((example.labels[1:] != IGNORED).all())
+        last = max(len(example.ids) - 1, 1) if whole else 1
+        parts = [Tokens(*(x[start : start + length] for x in example)) for start in range(0, last, length - 1)]
+        result += [part for part in parts if (part.labels[1:] != IGNORED).any()]
+        cut += len(example.ids) > length and not whole
+    if cut:
+        text = f"{cut} of {len(examples)} examples are longer than {length} tokens; what is behind is left out"
+        warn(text, argument="length")
+    if not result:
+        raise InvalidArgumentError(f"expected at least one with something to learn in {length} tokens", "examples")
+    return result

@@ -70,7 +70,7 @@ def template_for(tokenizer: Tokenizer, name: str | None = None) -> Template:
     where nothing says which; KernelError for a template of jinja2 without jinja2.
     """
     if name is not None and name not in TEMPLATES:
-        raise InvalidArgumentError(f"template: expected one of {', '.join(TEMPLATES)}, got {name!r}")
+        raise InvalidArgumentError(f"expected one of {', '.join(TEMPLATES)}, got {name!r}", "template")
     if name is not None:
         return TEMPLATES[name]
     if tokenizer.chat_template is not None:
@@ -78,9 +78,10 @@ def template_for(tokenizer: Tokenizer, name: str | None = None) -> Template:
     found = next((name for name, turns in TEMPLATES.items() if turns.token in tokenizer), None)
     if found is None:
         raise InvalidArgumentError(
-            f"template: the tokenizer has no template for conversations. Name one: {', '.join(TEMPLATES)}"
+            f"the tokenizer has no template for conversations. Name one: {', '.join(TEMPLATES)}", "template"
         )
-    warn(f"template: the tokenizer has none; {found!r} is taken, since there is a token {TEMPLATES[found].token!r}")
+    token = TEMPLATES[found].token
+    warn(f"the tokenizer has none; {found!r} is taken, since there is a token {token!r}", argument="template")
     return TEMPLATES[found]
 
 

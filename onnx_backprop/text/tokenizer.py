@@ -38,12 +38,12 @@ class Tokenizer:
         path = Path(path)
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
-            raise InvalidArgumentError(f"tokenizer: there is no file {file}. Name the tokenizer.json of the model")
+            raise InvalidArgumentError(f"there is no file {file}. Name the tokenizer.json of the model", "tokenizer")
         library = extra("tokenizers")
         try:
             self._encoder = library.Tokenizer.from_file(str(file))
         except Exception as e:  # of its own Rust code
-            raise InvalidArgumentError(f"tokenizer: {file} is not a tokenizer.json: {e}") from e
+            raise InvalidArgumentError(f"{file} is not a tokenizer.json: {e}", "tokenizer") from e
         self._encoder.no_truncation()
         self._encoder.no_padding()
         config = read_json(file.with_name("tokenizer_config.json"))

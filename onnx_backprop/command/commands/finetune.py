@@ -26,10 +26,13 @@ from onnx_backprop.command.options import ROWS, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.converters.finetune.lora import LoraModel, lora
 from onnx_backprop.converters.tables import sparkline
+from onnx_backprop.converters.training.losses import NextToken
+from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.progress import hidden, note
 from onnx_backprop.training.checkpoint import held
+from onnx_backprop.training.reports.history import TokenLoss
 
 CHECKPOINT = "checkpoint.safetensors"
 LENGTH = 512  # tokens of a row, if the model reads as many
@@ -85,7 +88,7 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     arguments.loss = "cross entropy of the next token"
     graph = training_graph(
         adapted.model,
-        loss=text.loss(),
+        loss=NextToken(),
         trainable=adapted.trainable,
         optimizer=optimizer_of(arguments),
         memory=arguments.memory,
@@ -93,7 +96,7 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
         gradient_norms=arguments.report is not None,
     )
     for some in filter(None, (batches, measured)):
-        some.only(_inputs(graph.inputs, some.arrays))
+        some.only(_inputs(graph, some.arrays))
     schedule = schedule_of(arguments, -(-len(batches) * arguments.epochs // arguments.accumulate))
     plan = _plan(arguments, adapted, batches, measured)
     say(arguments, "\n".join((graph.summary(most=ROWS), *lines_of(plan))))
@@ -103,15 +106,16 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     if arguments.resume and checkpoint.is_file():
         trainer.load(checkpoint)
         say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")
-    before = None if measured is None else text.perplexity(trainer, measured)
+    before = None if measured is None else trainer.evaluate(measured)
     start = time.perf_counter()
     with explained(trainer, checkpoint):
         records, norms = fit_of(
             arguments, trainer, batches, schedule=schedule, evaluation=measured, checkpoint=checkpoint
         )
     outcome = outcome_of(records, time.perf_counter() - start, trainer.steps, "")
-    if measured is not None and before is not None:
-        outcome["perplexity"] = f"{before:.4g} -> {text.perplexity(trainer, measured):.4g} on the texts held out"
+    told = [record.perplexity for record in records if record.perplexity is not None]
+    if isinstance(before, TokenLoss) and told:
+        outcome["perplexity"] = f"{before.perplexity:.4g} -> {told[-1]:.4g} on the texts held out"
     note(f"writing {target}")
     values = trainer.parameters()
     folder.write(target, adapted.model, {arguments.name: values})
@@ -139,7 +143,7 @@ def _data(arguments: argparse.Namespace, tokenizer: Any, length: int) -> tuple[A
 
     note("reading the texts")
     examples = text.read_examples(arguments.text, tokenizer, template=arguments.template)
-    held_out = []
+    examples, held_out = text.windows(examples, length), []
     if arguments.evaluation:
         held_out = text.read_examples(arguments.evaluation, tokenizer, template=arguments.template)
     elif arguments.split:
@@ -147,7 +151,7 @@ def _data(arguments: argparse.Namespace, tokenizer: Any, length: int) -> tuple[A
         count = math.ceil(arguments.split * len(examples))
         if count == len(examples):
             raise InvalidArgumentError(
-                f"--split: {arguments.split} of {len(examples)} examples leaves none to train on. Give more, or "
+                f"--split: {arguments.split} of {len(examples)} rows leaves none to train on. Give more, or "
                 "--evaluation"
             )
         held_out = [examples[n] for n in order[:count]]
@@ -169,14 +173,14 @@ def _check_vocabulary(model: ModelProto, ids: np.ndarray, tokenizer: Any) -> Non
         )
 
 
-def _inputs(names: Any, arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """The inputs of a training graph, all of which texts give."""
-    missing = [name for name in names if name not in arrays]
+def _inputs(graph: TrainingGraph, arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """The inputs of a training graph that texts give, which are all that it cannot do without."""
+    missing = [name for name in graph.inputs if name not in arrays]
     if missing:
         raise InvalidArgumentError(
             f"MODEL: its input {missing[0]!r} is nothing that a text gives; expected inputs of {', '.join(arrays)}"
         )
-    return list(names)
+    return [name for name in (*graph.inputs, *graph.optional) if name in arrays]
 
 
 def _lengths(model: ModelProto, arrays: Mapping[str, np.ndarray], size: int) -> dict[str, int]:
@@ -232,7 +236,7 @@ COMMAND = Command(
             "--length", type=int, metavar="TOKENS", help=f"the most in a row (default: {LENGTH}, or what MODEL reads)"
         ),
         argument("--evaluation", nargs="+", metavar="FILE", help="texts to measure on after every epoch"),
-        argument("--split", default=0.0, metavar="SHARE", help="of the examples, to measure on (%(default)s)"),
+        argument("--split", default=0.0, metavar="SHARE", help="of the rows, to measure on (%(default)s)"),
         argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl", file="written"),
         argument(
             "--report", metavar="FILE.html", help="curves, gradient norms and timings in one file", file="written"
