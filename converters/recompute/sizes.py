@@ -13,6 +13,7 @@ from onnx_backprop.converters.prepare.ir_models import to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.facts import FREE, PASSES
 from onnx_backprop.opset.graphs.walk import values_read
 
@@ -73,6 +74,9 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
     del light.graph.value_info[:]
     for value in light.graph.output:
         value.type.tensor_type.ClearField("shape")
+    fed = {v.name for v in light.graph.input if any(dim.dim_param for dim in v.type.tensor_type.shape.dim)}
+    # a step feeds an input with a default, as a decoder's mask, in another shape than that has
+    assign(light.graph.initializer, [tensor for tensor in light.graph.initializer if tensor.name not in fed])
     known = dict(lengths)
     missing = _filled_in(light, known)
     inferred = _inferred_shapes(light)

@@ -11,49 +11,56 @@ from onnx_backprop.text.tokenizer import IGNORED, Tokens
 from onnx_backprop.training.data.batches import Batches
 
 _STEP = 8  # rows are as long as a multiple of this, so that few lengths occur
+_NAMES = ("input_ids", "labels", "attention_mask", "position_ids")
 
 
 class TextBatches(Batches):
     """Batches of examples: input_ids, labels, attention_mask and position_ids, each (B, T) int64.
 
-    Rows end in padding, whose mask is 0 and whose label `IGNORED`; T is the longest of a batch, in steps of 8.
-    A text longer than `length` becomes several rows, in which each token is learned once; an example with a prompt is
-    cut.
+    A label is the token itself, or `IGNORED` where it is not learned: in prompts, padding, and of the first token of an
+    example. Rows end in padding, whose mask is 0; T is the longest of a batch, in steps of 8.
+
+    learned: how many tokens an epoch learns.
     """
 
     def __init__(
-        self, examples: Sequence[Tokens], size: int, *, length: int, pad: int = 0, seed: int = 0, shuffle: bool = True
+        self,
+        examples: Sequence[Tokens],
+        size: int,
+        *,
+        length: int,
+        pad: int = 0,
+        pack: bool = False,
+        names: Iterable[str] = _NAMES,
+        seed: int = 0,
+        shuffle: bool = True,
     ) -> None:
-        """pad: the token that fills rows up. Warns and errors: as `windows`."""
-        parts = windows(examples, length)
-        longest = max(len(part.ids) for part in parts)
-        shape = (len(parts), -(-longest // _STEP) * _STEP)
-        arrays = {name: np.zeros(shape, np.int64) for name in ("input_ids", "labels", "attention_mask", "position_ids")}
-        arrays["input_ids"][:] = pad
-        arrays["labels"][:] = IGNORED
-        for row, (ids, labels) in enumerate(parts):
-            count = len(ids)
-            arrays["input_ids"][row, :count] = ids
-            arrays["labels"][row, :count] = labels
-            arrays["attention_mask"][row, :count] = 1
-            arrays["position_ids"][row, :count] = np.arange(count)
-        super().__init__(arrays, min(size, len(parts)), seed=seed, shuffle=shuffle)
+        """length: the most tokens of a row; what is longer is cut as by `windows`, whose warnings and errors these are.
 
-    def only(self, names: Iterable[str]) -> TextBatches:
-        """These batches with the arrays of some names alone, as a graph takes them; in place."""
-        self._lengths = self.arrays["attention_mask"].sum(axis=1)
-        self.arrays = {name: self.arrays[name] for name in names}
-        return self
-
-    @property
-    def learned(self) -> int:
-        """How many tokens an epoch learns."""
-        return int((self.arrays["labels"][:, 1:] != IGNORED).sum())
+        pad: the token that fills rows up. pack: several examples in a row, one after the other, as many as fit; the
+        positions of each begin at 0. A token then sees what is before it in its row, of other examples too, unless the
+        model tells these apart by their positions. names: the arrays that a batch has, as a graph takes them.
+        """
+        rows = [[part] for part in windows(examples, length)]
+        if pack:
+            rows = _packed([part for (part,) in rows], length)
+        self._lengths = np.array([sum(len(part.ids) for part in row) for row in rows])
+        shape = (len(rows), -(-int(self._lengths.max()) // _STEP) * _STEP)
+        arrays = {name: np.full(shape, {"input_ids": pad, "labels": IGNORED}.get(name, 0)) for name in _NAMES}
+        for n, row in enumerate(rows):
+            start = 0
+            for part in row:
+                place = n, slice(start, start := start + len(part.ids))
+                arrays["input_ids"][place] = part.ids
+                arrays["labels"][place] = np.where(np.arange(len(part.ids)) > 0, part.labels, IGNORED)
+                arrays["attention_mask"][place] = 1
+                arrays["position_ids"][place] = np.arange(len(part.ids))
+        self.learned = int((arrays["labels"] != IGNORED).sum())
+        super().__init__({name: arrays[name] for name in names}, min(size, len(rows)), seed=seed, shuffle=shuffle)
 
     def _take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        lengths = self._lengths if "attention_mask" not in self.arrays else self.arrays["attention_mask"].sum(axis=1)
-        longest = -(-int(lengths[rows].max(initial=1)) // _STEP) * _STEP
-        return {name: array[rows, :longest] for name, array in self.arrays.items()}
+        longest = -(-int(self._lengths[rows].max(initial=1)) // _STEP) * _STEP
+        return {name: np.asarray(array[rows])[:, :longest] for name, array in self.arrays.items()}
 
 
 def windows(examples: Sequence[Tokens], length: int) -> list[Tokens]:
@@ -66,15 +73,29 @@ def windows(examples: Sequence[Tokens], length: int) -> list[Tokens]:
         raise InvalidArgumentError(f"expected 2 or more, got {length}", "length")
     result: list[Tokens] = []
     cut = 0
-    for example in examples:
-        whole = bool((example.labels[1:] != IGNORED).all())
-        last = max(len(example.ids) - 1, 1) if whole else 1
-        parts = [Tokens(*(x[start : start + length] for x in example)) for start in range(0, last, length - 1)]
-        result += [part for part in parts if (part.labels[1:] != IGNORED).any()]
-        cut += len(example.ids) > length and not whole
+    for ids, labels in examples:
+        whole = bool((labels[1:] != IGNORED).all())
+        for start in range(0, max(len(ids) - 1, 1) if whole else 1, length - 1):
+            part = Tokens(ids[start : start + length], labels[start : start + length])
+            result += [part] if (part.labels[1:] != IGNORED).any() else []
+        cut += len(ids) > length and not whole
     if cut:
         text = f"{cut} of {len(examples)} examples are longer than {length} tokens; what is behind is left out"
         warn(text, argument="length")
     if not result:
         raise InvalidArgumentError(f"expected at least one with something to learn in {length} tokens", "examples")
     return result
+
+
+def _packed(parts: Sequence[Tokens], length: int) -> list[list[Tokens]]:
+    """Rows of at most `length` tokens: each part, the longest first, goes into the first row that has room for it."""
+    rows: list[list[Tokens]] = []
+    room: list[int] = []
+    for part in sorted(parts, key=lambda part: -len(part.ids)):
+        n = next((n for n, left in enumerate(room) if left >= len(part.ids)), len(rows))
+        if n == len(rows):
+            rows.append([])
+            room.append(length)
+        rows[n].append(part)
+        room[n] -= len(part.ids)
+    return rows

@@ -3,7 +3,6 @@
 import argparse
 import math
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -79,11 +78,11 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     folder = text.ModelFolder(arguments.model)
     tokenizer = text.Tokenizer(arguments.tokenizer) if arguments.tokenizer else folder.tokenizer()
     length = arguments.length or min(LENGTH, folder.context or LENGTH)
-    batches, measured = _data(arguments, tokenizer, length)
+    examples, held_out = _examples(arguments, tokenizer, length)
     note(f"putting adapters into {folder.model}")
     targets = arguments.targets or text.projections(folder.model)
     adapted = lora(folder.model, targets, arguments.rank, alpha=arguments.alpha, seed=arguments.seed)
-    _check_vocabulary(adapted.model, batches.arrays["input_ids"], tokenizer)
+    _check_vocabulary(adapted.model, max(int(one.ids.max()) for one in (*examples, *held_out)), tokenizer)
     note("making a training graph")
     arguments.loss = "cross entropy of the next token"
     graph = training_graph(
@@ -92,11 +91,12 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
         trainable=adapted.trainable,
         optimizer=optimizer_of(arguments),
         memory=arguments.memory,
-        lengths={} if arguments.memory is None else _lengths(adapted.model, batches.arrays, batches.size),
+        lengths={} if arguments.memory is None else _lengths(adapted.model, len(examples), length, arguments),
         gradient_norms=arguments.report is not None,
     )
-    for some in filter(None, (batches, measured)):
-        some.only(_inputs(graph, some.arrays))
+    options = {"length": length, "pad": tokenizer.pad, "names": _inputs(graph), "seed": arguments.seed}
+    batches = text.TextBatches(examples, arguments.batch_size, pack=arguments.pack, **options)
+    measured = text.TextBatches(held_out, arguments.batch_size, shuffle=False, **options) if held_out else None
     schedule = schedule_of(arguments, -(-len(batches) * arguments.epochs // arguments.accumulate))
     plan = _plan(arguments, adapted, batches, measured)
     say(arguments, "\n".join((graph.summary(most=ROWS), *lines_of(plan))))
@@ -137,44 +137,38 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     return 0
 
 
-def _data(arguments: argparse.Namespace, tokenizer: Any, length: int) -> tuple[Any, Any]:
-    """Batches to train on and to measure on, None for none."""
+def _examples(arguments: argparse.Namespace, tokenizer: Any, length: int) -> tuple[list[Any], list[Any]]:
+    """Rows to train on, and to measure on."""
     from onnx_backprop import text
 
     note("reading the texts")
-    examples = text.read_examples(arguments.text, tokenizer, template=arguments.template)
-    examples, held_out = text.windows(examples, length), []
+    examples = text.windows(text.read_examples(arguments.text, tokenizer, template=arguments.template), length)
     if arguments.evaluation:
         held_out = text.read_examples(arguments.evaluation, tokenizer, template=arguments.template)
-    elif arguments.split:
-        order = np.random.default_rng(arguments.seed).permutation(len(examples))
-        count = math.ceil(arguments.split * len(examples))
-        if count == len(examples):
-            raise InvalidArgumentError(
-                f"--split: {arguments.split} of {len(examples)} rows leaves none to train on. Give more, or "
-                "--evaluation"
-            )
-        held_out = [examples[n] for n in order[:count]]
-        examples = [examples[n] for n in sorted(order[count:])]
-    options = {"length": length, "pad": tokenizer.pad, "seed": arguments.seed}
-    batches = text.TextBatches(examples, arguments.batch_size, **options)
-    measured = text.TextBatches(held_out, arguments.batch_size, shuffle=False, **options) if held_out else None
-    return batches, measured
+        return examples, text.windows(held_out, length)
+    order = np.random.default_rng(arguments.seed).permutation(len(examples))
+    count = math.ceil(arguments.split * len(examples))
+    if count == len(examples):
+        raise InvalidArgumentError(
+            f"--split: {arguments.split} of {len(examples)} rows leaves none to train on. Give more, or --evaluation"
+        )
+    return [examples[n] for n in sorted(order[count:])], [examples[n] for n in order[:count]]
 
 
-def _check_vocabulary(model: ModelProto, ids: np.ndarray, tokenizer: Any) -> None:
+def _check_vocabulary(model: ModelProto, highest: int, tokenizer: Any) -> None:
     """InvalidArgumentError for a tokenizer whose tokens the model does not have."""
     dims = [value.type.tensor_type.shape.dim for value in model.graph.output][:1]
     classes = dims[0][-1].dim_value if dims and dims[0] else 0
-    if classes and ids.max() >= classes:
+    if classes and highest >= classes:
         raise InvalidArgumentError(
-            f"--tokenizer: its token {ids.max()} is none of the {classes} of the model ({len(tokenizer)} tokens in "
-            "all). Name the tokenizer of this model"
+            f"--tokenizer: its token {highest} is none of the {classes} of the model ({len(tokenizer)} tokens in all). "
+            "Name the tokenizer of this model"
         )
 
 
-def _inputs(graph: TrainingGraph, arrays: Mapping[str, np.ndarray]) -> list[str]:
+def _inputs(graph: TrainingGraph) -> list[str]:
     """The inputs of a training graph that texts give, which are all that it cannot do without."""
+    arrays = ("input_ids", "labels", "attention_mask", "position_ids")
     missing = [name for name in graph.inputs if name not in arrays]
     if missing:
         raise InvalidArgumentError(
@@ -183,24 +177,18 @@ def _inputs(graph: TrainingGraph, arrays: Mapping[str, np.ndarray]) -> list[str]
     return [name for name in (*graph.inputs, *graph.optional) if name in arrays]
 
 
-def _lengths(model: ModelProto, arrays: Mapping[str, np.ndarray], size: int) -> dict[str, int]:
+def _lengths(model: ModelProto, rows: int, length: int, arguments: argparse.Namespace) -> dict[str, int]:
     """The lengths of the model's symbolic dimensions in the longest batch."""
-    found: dict[str, int] = {}
-    for value in model.graph.input:
-        if value.name in arrays:
-            shape = (size, arrays[value.name].shape[1])
-            for dim, length in zip(value.type.tensor_type.shape.dim, shape, strict=False):
-                if dim.dim_param:
-                    found[dim.dim_param] = length
-    return found
+    tokens = [value.type.tensor_type.shape.dim for value in model.graph.input if value.name == "input_ids"]
+    shape = (min(arguments.batch_size, rows), length)
+    return {d.dim_param: n for dims in tokens for d, n in zip(dims, shape, strict=False) if d.dim_param}
 
 
 def _plan(arguments: argparse.Namespace, adapted: LoraModel, batches: Any, measured: Any) -> dict[str, str]:
     """What is about to be done."""
-    rows, longest = batches.arrays["input_ids"].shape
     plan = {
         "adapters": f"rank {arguments.rank}, {repr(adapted).partition(': ')[2][:-1]}",
-        "data": f"{rows:,} rows of up to {longest} tokens, {batches.learned:,} tokens learned, "
+        "data": f"{batches.rows:,} rows, {batches.learned:,} tokens learned, "
         f"{len(batches):,} batches of {batches.size}",
     }
     if measured is not None:
@@ -237,6 +225,7 @@ COMMAND = Command(
         ),
         argument("--evaluation", nargs="+", metavar="FILE", help="texts to measure on after every epoch"),
         argument("--split", default=0.0, metavar="SHARE", help="of the rows, to measure on (%(default)s)"),
+        flag("--pack", help="several examples in a row, each of which sees those before it"),
         argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl", file="written"),
         argument(
             "--report", metavar="FILE.html", help="curves, gradient norms and timings in one file", file="written"
