@@ -39,8 +39,8 @@ def read_examples(
             if not line.strip():
                 continue
             try:
-                spans = _spans(line, chosen) if number else [(line, True)]
-                result.append(_tokens(tokenizer, spans))
+                spans, written = _spans(line, chosen) if number else ([(line, True)], False)
+                result.append(_tokens(tokenizer, spans, written=written))
             except OnnxBackpropError as e:
                 raise type(e)(f"{where}: {e}") from e
         if len(result) == before:
@@ -58,27 +58,27 @@ def _text(path: Path) -> str:
         raise InvalidArgumentError(f"{path} cannot be read: {e.strerror or e}") from e
 
 
-def _tokens(tokenizer: Tokenizer, spans: list[Span]) -> Tokens:
-    result = tokenizer.encode(spans)
+def _tokens(tokenizer: Tokenizer, spans: list[Span], *, written: bool) -> Tokens:
+    result = tokenizer.encode(spans, begins=False if written else None)
     if not (result.labels[1:] != IGNORED).any():
         raise InvalidArgumentError("there is nothing to learn: one token, or no answer")
     return result
 
 
-def _spans(line: str, template: Any) -> list[Span]:
-    """The parts of the text of one line."""
+def _spans(line: str, template: Any) -> tuple[list[Span], bool]:
+    """The parts of the text of one line, and whether a template has written it, which says how it begins."""
     try:
         example = json.loads(line)
     except ValueError as e:
         raise InvalidArgumentError(f"expected {EXPECTED}, got no JSON: {e}") from e
     keys = example.keys() if isinstance(example, dict) else set()
     if "messages" in keys:
-        return _conversation(example["messages"], template)
+        return _conversation(example["messages"], template), True
     if keys >= {"prompt", "completion"}:
         prompt, completion = (_string(example, key) for key in ("prompt", "completion"))
-        return [(prompt, False), (completion, True)] if prompt else [(completion, True)]
+        return [(prompt, False), (completion, True)] if prompt else [(completion, True)], False
     if "text" in keys:
-        return [(_string(example, "text"), True)]
+        return [(_string(example, "text"), True)], False
     got = f"an object of {', '.join(map(repr, keys)) or 'nothing'}" if keys or example == {} else type(example).__name__
     raise InvalidArgumentError(f"expected {EXPECTED}, got {got}")
 

@@ -16,9 +16,7 @@ from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import external_files
-from onnx_backprop.text.tokenizer import Tokenizer, read_json
-
-CONFIG = "genai_config.json"
+from onnx_backprop.text.tokenizer import CONFIG, Tokenizer, read_json
 
 
 class ModelFolder:
@@ -43,9 +41,9 @@ class ModelFolder:
             raise InvalidArgumentError(f"{given}: expected {CONFIG} or one .onnx file, got {found}. Name the file")
         (self.model,) = named
 
-    def tokenizer(self) -> Tokenizer:
-        """That of the folder; InvalidArgumentError where it has none."""
-        return Tokenizer(self.path)
+    def tokenizer(self, file: str | Path | None = None, *, begins: bool | None = None) -> Tokenizer:
+        """That of the folder, or of a file, for this model; InvalidArgumentError where there is none."""
+        return Tokenizer(file or self.path, config=self.path / CONFIG, begins=begins)
 
     @property
     def context(self) -> int | None:

@@ -20,22 +20,23 @@ Template = Callable[[Messages], list[Span]]
 class Turns:
     """Turns one after the other, each between two texts in which {role} stands for the role.
 
-    before, after: of every turn but an answer. answer: what the role of an answer is called, and what is before and
-    after it; what is after it is learned. system: whether there are turns of the system, whose text else stands before
-    that of the next turn. trims: whether spaces around a turn's text are taken away. token: one that a tokenizer has
-    if it is for this template.
+    before, after: of every turn. answer: what the role of an answer is called. around: what is before and after an
+    answer instead, and is learned with it, as `after` is else. system: whether there are turns of the system, whose
+    text else stands before that of the next turn. trims: whether spaces around a turn's text are taken away. begins:
+    whether the tokenizer's beginning is before all. token: one that a tokenizer has if it is for this template.
     """
 
     before: str
     after: str
     token: str
-    answer: tuple[str, str, str] = ("assistant", "", "")
+    answer: str = "assistant"
+    around: tuple[str, str] | None = None
     system: bool = True
     trims: bool = False
+    begins: bool = False
 
     def __call__(self, messages: Messages) -> list[Span]:
         """The parts of the text."""
-        name, before, after = self.answer
         result: list[Span] = []
         waiting = ""
         for message in messages:
@@ -47,19 +48,23 @@ class Turns:
                 result.append((self.before.replace("{role}", role) + waiting + content + self.after, False))
                 waiting = ""
                 continue
-            result.append((before or self.before.replace("{role}", name), False))
-            result.append((content + (after or self.after), is_learned(message)))
+            if self.around is None:
+                result.append((self.before.replace("{role}", self.answer), False))
+            before, after = self.around or ("", self.after)
+            result.append((before + content + after, is_learned(message)))
         return [span for span in result if span[0]]
 
 
 TEMPLATES = {
     "chatml": Turns("<|im_start|>{role}\n", "<|im_end|>\n", "<|im_start|>"),
-    "llama3": Turns("<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>", "<|start_header_id|>", trims=True),
+    "llama3": Turns(
+        "<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>", "<|start_header_id|>", trims=True, begins=True
+    ),
     "gemma": Turns(
-        "<start_of_turn>{role}\n", "<end_of_turn>\n", "<start_of_turn>", ("model", "", ""), system=False, trims=True
+        "<start_of_turn>{role}\n", "<end_of_turn>\n", "<start_of_turn>", "model", system=False, trims=True, begins=True
     ),
     "phi": Turns("<|{role}|>\n", "<|end|>\n", "<|assistant|>"),
-    "mistral": Turns("[INST] ", "[/INST]", "[INST]", ("assistant", " ", "</s>"), system=False),
+    "mistral": Turns("[INST] ", "[/INST]", "[INST]", around=(" ", "</s>"), system=False, begins=True),
 }
 
 
@@ -72,7 +77,7 @@ def template_for(tokenizer: Tokenizer, name: str | None = None) -> Template:
     if name is not None and name not in TEMPLATES:
         raise InvalidArgumentError(f"expected one of {', '.join(TEMPLATES)}, got {name!r}", "template")
     if name is not None:
-        return TEMPLATES[name]
+        return _begun(TEMPLATES[name], tokenizer)
     if tokenizer.chat_template is not None:
         return _rendered(tokenizer.chat_template, tokenizer.special)
     found = next((name for name, turns in TEMPLATES.items() if turns.token in tokenizer), None)
@@ -82,7 +87,13 @@ def template_for(tokenizer: Tokenizer, name: str | None = None) -> Template:
         )
     token = TEMPLATES[found].token
     warn(f"the tokenizer has none; {found!r} is taken, since there is a token {token!r}", argument="template")
-    return TEMPLATES[found]
+    return _begun(TEMPLATES[found], tokenizer)
+
+
+def _begun(turns: Turns, tokenizer: Tokenizer) -> Template:
+    """A template with the tokenizer's beginning before all, where it has that."""
+    begin = tokenizer.special.get("bos_token", "") if turns.begins else ""
+    return lambda messages: [(begin, False), *turns(messages)] if begin else turns(messages)
 
 
 def is_learned(message: Mapping[str, Any]) -> bool:

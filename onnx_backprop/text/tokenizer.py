@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, warn
 
+CONFIG = "genai_config.json"  # of onnxruntime-genai, beside a model
 IGNORED = -100  # the label of a token that no loss counts
 Span = tuple[str, bool]  # a part of a text, and whether the model is to learn it
 
@@ -26,14 +27,19 @@ class Tokens(NamedTuple):
 class Tokenizer:
     """What `tokenizers` reads of a tokenizer.json, and what the configurations beside it say of ends and templates.
 
-    ends: the tokens that end a text or an answer, as onnxruntime-genai stops at them. pad: fills rows up.
-    chat_template: the text of the jinja2 template, or None. special: texts of special tokens, by what they are for.
+    begins: whether a text gets the special tokens that the tokenizer puts around one, as a beginning. ends: the tokens
+    that end a text or an answer, as onnxruntime-genai stops at them. pad: fills rows up. chat_template: the text of the
+    jinja2 template, or None. special: texts of special tokens, by what they are for.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        """path: a tokenizer.json, or a folder that has one.
+    def __init__(self, path: str | Path, *, config: Path | None = None, begins: bool | None = None) -> None:
+        """path: a tokenizer.json, or a folder that has one. config: the genai_config.json, default: beside it.
 
-        Errors: InvalidArgumentError for a file that is missing or is no tokenizer; KernelError without `tokenizers`.
+        begins: default: unless there is one, by which onnxruntime-genai reads texts.
+        `og.Tokenizer(…).encode` leaves the special tokens out unless `update_options(add_special_tokens="true")` was
+        called, and the model is to meet in training what it meets later.
+
+        Warns: OnnxBackpropWarning where nothing says which token ends a text. Errors: InvalidArgumentError for a file that is missing or is no tokenizer; KernelError without `tokenizers`.
         """
         path = Path(path)
         file = path / "tokenizer.json" if path.is_dir() else path
@@ -46,15 +52,18 @@ class Tokenizer:
             raise InvalidArgumentError(f"{file} is not a tokenizer.json: {e}", "tokenizer") from e
         self._encoder.no_truncation()
         self._encoder.no_padding()
-        config = read_json(file.with_name("tokenizer_config.json"))
-        model = read_json(file.with_name("genai_config.json")).get("model", {})
-        named = {key: config.get(key) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
+        model = read_json(config or file.with_name(CONFIG)).get("model", {})
+        about = read_json(file.with_name("tokenizer_config.json"))
+        self.begins = not model if begins is None else begins
+        named = {key: about.get(key) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
         self.special = {k: v["content"] if isinstance(v, dict) else v for k, v in named.items() if v}
         ends = model.get("eos_token_id", self._encoder.token_to_id(self.special.get("eos_token", "")))
         self.ends: tuple[int, ...] = tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
         pad = model.get("pad_token_id", self._encoder.token_to_id(self.special.get("pad_token", "")))
         self.pad: int = pad if isinstance(pad, int) and pad >= 0 else 0
-        self.chat_template = _chat_template(file, config)
+        self.chat_template = _chat_template(file, about)
+        if not self.ends:
+            warn(f"nothing beside {file} says which token ends a text; none is learned", argument="tokenizer")
 
     def __len__(self) -> int:
         """How many tokens there are, added ones included."""
@@ -68,19 +77,20 @@ class Tokenizer:
         """The text of tokens, special ones left out."""
         return str(self._encoder.decode([int(n) for n in ids]))
 
-    def encode(self, spans: Sequence[Span]) -> Tokens:
-        """The tokens of a text that is given in parts, with a beginning as the tokenizer adds it and an end.
+    def encode(self, spans: Sequence[Span], *, begins: bool | None = None) -> Tokens:
+        """The tokens of a text that is given in parts, with an end. begins: default: as the tokenizer has it.
 
         The end is learned, and is added where the last part is learned and has none in it. Parts are tokenised
         together; one by one where a token would lie in two parts, as the model reads a prompt without its answer.
         """
         text = "".join(part for part, _ in spans)
-        begins = text.startswith(self.special.get("bos_token") or "\0")
-        whole = self._encoder.encode(text, add_special_tokens=not begins)
+        begins = self.begins if begins is None else begins
+        begins = begins and not text.startswith(self.special.get("bos_token") or "\0")
+        whole = self._encoder.encode(text, add_special_tokens=begins)
         starts = np.cumsum([0, *(len(part) for part, _ in spans)])
         inner = set(map(int, starts[1:-1]))
         if any(start < at < end for start, end in whole.offsets for at in inner if end - start > 1):
-            pieces = [self._encoder.encode(p, add_special_tokens=not (n or begins)) for n, (p, _) in enumerate(spans)]
+            pieces = [self._encoder.encode(p, add_special_tokens=begins and not n) for n, (p, _) in enumerate(spans)]
             ids = [n for piece in pieces for n in piece.ids]
             learned = [part[1] for part, piece in zip(spans, pieces, strict=True) for _ in piece.ids]
         else:

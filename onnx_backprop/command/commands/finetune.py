@@ -76,7 +76,7 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     from onnx_backprop import Trainer, text  # not before: the other commands need no runtime
 
     folder = text.ModelFolder(arguments.model)
-    tokenizer = text.Tokenizer(arguments.tokenizer) if arguments.tokenizer else folder.tokenizer()
+    tokenizer = folder.tokenizer(arguments.tokenizer, begins=arguments.begin or None)
     length = arguments.length or min(LENGTH, folder.context or LENGTH)
     examples, held_out = _examples(arguments, tokenizer, length)
     note(f"putting adapters into {folder.model}")
@@ -219,6 +219,9 @@ COMMAND = Command(
             "--template",
             choices=("chatml", "llama3", "gemma", "phi", "mistral"),
             help="how conversations are written (default: by the tokenizer's configuration)",
+        ),
+        flag(
+            "--begin", help="begin texts as the tokenizer does, which onnxruntime-genai leaves out unless it is asked"
         ),
         argument(
             "--length", type=int, metavar="TOKENS", help=f"the most in a row (default: {LENGTH}, or what MODEL reads)"
