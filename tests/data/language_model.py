@@ -32,7 +32,9 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
     result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     result.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    result.train_from_iterator([TEXT], trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet))
+    result.train_from_iterator(
+        [TEXT], trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    )
     result.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=result, bos_token="<s>", eos_token="</s>", pad_token="<pad>", chat_template=CHAT
