@@ -4,9 +4,9 @@
     dz_n = dtotal · w_n · ((1 + 2ζ · λ_n) · softmax(z_n) - (1 - ε) · onehot(t_n) - ε / C)
 
 n is a row, t_n its class, w_n its weight, and z = f(x, c) what the steps make of a block of rows of x and of outer
-values c. `dtotal` is the same number in every step, so that a step can compute (∂z/∂(x, c))ᵀ dz for dtotal = 1 once it
-has z: the rows by x are stacked, those by c added up, and both multiplied by dtotal in the end. Other loops compute
-every step twice.
+values c. `dtotal` is the same number in every step, so that a step can compute (∂z/∂(x, c))ᵀ dz once it has z: the rows
+by x are stacked, those by c added up. Where dtotal depends on the total itself, as in the square of a loss, both are
+multiplied by it in the end. Other loops compute every step twice.
 
 The exponentials of a row are summed by the softmax of onnxruntime in float32, one after the other. r = Σ_c p, in
 stages, is what that sum is too small by; with p / r both are exact to 1e-6.
@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.reverse.loops.steps import Pairs, body_of
 from onnx_backprop.opset.graphs.walk import is_standard, values_read
@@ -100,6 +102,9 @@ def rows_gradients(
     inner.prefix = f"{op.prefix}/rows"
     seed, scale = row_seed(inner, values, about["classes"], about["smoothing"], about["z_loss"])
     seed.type, seed.shape = values["z"].type, values["z"].shape
+    early = _moved_before(node, dy, op)
+    if early:
+        scale = inner.Mul(scale, inner.Cast(dy, to=element_type(scale)) if dy.dtype != scale.dtype else dy)
     if outside:  # or else the rows of the gradients are multiplied, which are shorter
         seed, scale = inner.typed(inner.Mul(seed, scale), seed), None
     grads = walk(values["z"], [*taken, *outside], seed, inner)
@@ -116,6 +121,7 @@ def rows_gradients(
     for part in stacked:
         g = grads[part] if scale is None else inner.Mul(grads[part], scale)
         body.outputs.append(inner.typed(inner.Identity(g), part))
+    drop_unread(inner.nodes, body.outputs)  # as what a rule emits for a matrix that is frozen
     body.extend(inner.nodes)
     node.graph.insert_before(node, before.nodes)
     node.resize_inputs(len(node.inputs) + len(starts))
@@ -128,15 +134,34 @@ def rows_gradients(
     results: Pairs = []
     for y, x in zip(node.outputs[first:], [*summed, *stacked], strict=True):
         y.name, y.type = op.unique(f"{op.prefix}/{x.name}"), ir.TensorType(_wide(x))
-        factor = op.Cast(dy, to=element_type(x)) if dy.dtype != x.dtype else dy
         if x in taken:
             x = taken[x]
-            g = op.Mul(_put_back(op, values["at"], x, y), factor)
+            g = _put_back(op, values["at"], x, y)
         else:
             y.shape = x.shape
-            g = op.Mul(y if y.dtype == x.dtype else op.Cast(y, to=element_type(x)), factor)
+            g = y if y.dtype == x.dtype else op.Cast(y, to=element_type(x))
+        g = g if early else op.Mul(g, op.Cast(dy, to=element_type(x)) if dy.dtype != x.dtype else dy)
         results.append((x, op.typed(g, x)))
     return results
+
+
+def _moved_before(node: ir.Node, dy: ir.Value, op: Builder) -> bool:
+    """Put what makes dy before a forward node; False, and nothing is moved, where it depends on that node."""
+    assert node.graph is not None
+    own, before = set(op.nodes), set(takewhile(lambda other: other is not node, node.graph))
+    moved: set[ir.Node] = set()
+    waiting = [dy]
+    while waiting:
+        value = waiting.pop()
+        maker = value.producer()
+        if maker in own:
+            moved.add(maker)
+            waiting += values_read(maker)
+        elif maker not in before and not (maker is None and (value.is_graph_input() or value.is_initializer())):
+            return False
+    node.graph.insert_before(node, [other for other in op.nodes if other in moved])
+    op.nodes[:] = [other for other in op.nodes if other not in moved]
+    return True
 
 
 def _wide(x: ir.Value) -> ir.DataType:

@@ -159,11 +159,12 @@ class SoftmaxCrossEntropy(ClassLoss):
         smooth = self.label_smoothing
         if len(dims(at.y) or ()) == 2 and not (smooth and at.weight is not None):
             weights = None if at.weight is None else op.Gather(at.weight, at.safe, axis=0)
+            divisor = None if self.reduction == "sum" else scalar(self.divisor(op, at), at.y)  # before the blocks
             total = emit_blocks(
                 op, prediction, at.labels, weights, self.ignore_index, rows=self.block_rows, smoothing=smooth
             )
             if total is not None:
-                return scalar(total if self.reduction == "sum" else op.Div(total, self.divisor(op, at)), at.y)
+                return scalar(total if divisor is None else op.Div(total, divisor), at.y)
         attributes = {"reduction": self.reduction, "ignore_index": self.ignore_index}
         inputs = [at.y, at.labels, at.weight]
         outputs = op.emit("SoftmaxCrossEntropyLoss", inputs, attributes, outputs=2 if smooth else 1)

@@ -92,6 +92,8 @@ class NextToken(Loss):
             weights.shape = t.shape
             counts = op.Where(ignored, 0, weights)
         counts.shape = t.shape
+        op.counted = op.ReduceSum(counts, keepdims=0) if self.reduction == "mean" else None
+        divisor = None if op.counted is None else op.Where(op.Equal(op.counted, 0), 1, op.counted)  # before the blocks
         total = emit_blocks(
             op,
             prediction,
@@ -104,12 +106,9 @@ class NextToken(Loss):
         )
         if total is None:
             total = self._whole(op, prediction, t, ignored, counts)
-        if self.reduction == "mean":
-            number = op.ReduceSum(counts, keepdims=0)
-            number.shape = ir.Shape([])
-            op.counted = number
-            divisor = op.Where(op.Equal(number, 0), 1, number)
-            total.shape = divisor.shape = number.shape
+        total.shape = ir.Shape([])
+        if op.counted is not None and divisor is not None:
+            op.counted.shape = divisor.shape = total.shape
             total = op.Div(total, divisor)
         return scalar(total, wide(op, prediction))
 
