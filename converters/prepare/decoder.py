@@ -13,18 +13,25 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnx_backprop.converters.prepare.accept import MICROSOFT
+from onnx_backprop.converters.prepare.from_tokens import derive
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.prepare.selection import Patterns, select
-from onnx_backprop.opset.core.errors import UnsupportedError
-from onnx_backprop.opset.graphs.edit import assign, copied, insert, without_tensors
+from onnx_backprop.opset.graphs.edit import assign, copied, without_tensors
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import rename, used_names
 from onnx_backprop.opset.graphs.order import ancestors, producers
-from onnx_backprop.opset.graphs.walk import attributes_of, called, constant_tensor, is_standard, reads, subgraphs
+from onnx_backprop.opset.graphs.walk import (
+    all_nodes,
+    attributes_of,
+    called,
+    constant_tensor,
+    is_standard,
+    reads,
+    subgraphs,
+)
 
 Key = tuple[str, str]
 
@@ -36,7 +43,7 @@ _PASTS: dict[Key, dict[int, int]] = {
     (MICROSOFT, "MultiHeadAttention"): {6: 2, 7: 2},
     ("", "Attention"): {4: 2, 5: 2},
 }
-_PRESENTS: dict[Key, tuple[int, ...]] = dict.fromkeys(_PASTS, (1, 2)) | {(MICROSOFT, "Attention"): (1,)}
+_PRESENTS: Mapping[Key, tuple[int, ...]] = dict.fromkeys(_PASTS, (1, 2)) | {(MICROSOFT, "Attention"): (1,)}
 # what an operator takes an integer input for
 _COUNTS: dict[Key, dict[int, str]] = {
     (MICROSOFT, "Attention"): {3: "mask"},
@@ -48,12 +55,14 @@ _COUNTS: dict[Key, dict[int, str]] = {
 # names that exporters give to inputs whose use is spread over many nodes
 _NAMED = {"cache_position": "positions", "position_ids": "positions", "attention_mask": "mask"}
 _NAMED |= {"num_logits_to_keep": "none", "logits_to_keep": "none"}
+_AXES = {"lengths": (1, 2), "mask": (2,), "positions": (1, 2, 3)}  # how many each may have; of others 0 or 1
 _WHOLE = (TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL)
 _SAME = ("Cast", "Identity")
 _MOVED = (*_SAME, "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _SPREAD = (*_MOVED, "Concat", "Expand", "Mul", "Slice", "Split", "Tile")  # keys and values before they are multiplied
 _ANGLES = (*_MOVED, "Add", "Concat", "Einsum", "Expand", "MatMul", "Mul", "Slice")  # positions before Cos and Sin
 _MULTIPLYING = {("", "MatMul"), ("", "Einsum"), ("", "Gemm"), *_PASTS}
+_STORED = "sliding_window_cache"  # an attribute: the buffer of pasts has no room but for a window
 _SHOWN = 3
 
 
@@ -99,11 +108,14 @@ class CacheEditor:
     def __call__(self, proto: ModelProto, weights: Mapping[str, TensorProto]) -> None:
         """weights: those that are set aside, inputs of their names standing for them."""
         graph = proto.graph
-        self.tensors = {**weights, **{tensor.name: tensor for tensor in graph.initializer}}
-        self.whole = without_tensors(proto, self.tensors)
-        stored = set(self.tensors)
+        tensors = {**weights, **{tensor.name: tensor for tensor in graph.initializer}}
+        stored = set(tensors)
         inputs = [value.name for value in graph.input if value.name not in stored]
-        given = set(select("given", self.given, inputs)) if self.given else set[str]()
+        if len(inputs) < 2:
+            return
+        _share_weights(graph, tensors)
+        whole = without_tensors(proto, tensors)
+        given = set(select("given", self.given, inputs, what="an input")) if self.given else set[str]()
         given |= set(inputs).intersection(self.further)
         switches, presents = _fold_branches(graph, stored, given)
         decoder = _Decoder(graph, stored)
@@ -112,6 +124,8 @@ class CacheEditor:
         needed = _needed(graph)
         if not (pasts or presents or decoder.nodes(_GROUPED)):
             return
+        read = {name for node in all_nodes(whole) for name in node.input}
+        self.whole, self.tensors = whole, {name: tensor for name, tensor in tensors.items() if name in read}
         if len(presents) < len(graph.output):
             assign(graph.output, [value for value in graph.output if value.name not in presents])
         kept = bool(given & pasts.keys())
@@ -121,7 +135,7 @@ class CacheEditor:
             decoder.empty(pasts)
         dead = needed - _needed(graph)
         assign(graph.node, [node for n, node in enumerate(graph.node) if n not in dead])
-        _derive(decoder, tokens, counts, pasts, kept=kept)
+        derive(graph, decoder.inputs, tokens, counts, pasts, kept=kept)
         assign(graph.input, [value for value in graph.input if value.name not in gone])
         emptied = tuple(name for name in inputs if name in gone)
         self.cache = Cache(emptied, tuple(presents), tuple(counts), tuple(pasts) if kept else ())
@@ -170,7 +184,9 @@ class _Decoder:
         """
         found = {name: axis for name in self.inputs if (axis := self._axis_of(name)) is not None}
         joined = [name for name in found if not self._in_a_slot(name)]
-        return found if len(joined) != 1 else {name: axis for name, axis in found.items() if name not in joined}
+        if len(joined) == 1 or self._tokens(()) is None:
+            found = {name: axis for name, axis in found.items() if name not in joined}
+        return found
 
     def _axis_of(self, name: str) -> int | None:
         """The axis of P of an input; None where it is no past."""
@@ -218,10 +234,18 @@ class _Decoder:
         return [axis for n, axis in enumerate(axes) if n not in gone]
 
     def _appends(self, node: NodeProto, rank: int) -> bool:
-        """Whether what a Concat makes is an output and the operand of a product."""
+        """Whether a Concat appends what is computed, and what it makes is an output and the operand of a product."""
+        if sum(self._is_input(name) for name in node.input) != 1:
+            return False
         cut = rank > 3  # as sliding windows cut it, and caches of streaming convolutions too
         multiplied = any(n is not None and _key(n) in _MULTIPLYING for _, n, _ in self.behind(node.output[0], _SPREAD))
         return multiplied and bool(self._becomes(node.output[0], ("Slice",) if cut else ()))
+
+    def _is_input(self, name: str) -> bool:
+        """Whether a value is an input, perhaps a part of it, or its axes in another order."""
+        while (node := self.makers.get(name)) is not None and is_standard(node, *_MOVED, "Gather", "Split"):
+            name = node.input[0]
+        return name in self.inputs
 
     def _becomes(self, name: str, more: Sequence[str] = ()) -> list[str]:
         """The outputs of the graph that a value is handed on to."""
@@ -249,6 +273,7 @@ class _Decoder:
             for value, _, node, index in list(self._views(name, list(range(rank)))):
                 if index in _PASTS.get(_key(node), {}):
                     node.input[index] = ""
+                    assign(node.attribute, [a for a in node.attribute if a.name != _STORED])
                 elif is_standard(node, "Concat"):
                     node.input.remove(value)
                     if len(node.input) == 1:
@@ -264,8 +289,9 @@ class _Decoder:
         found: dict[str, str] = {}
         for name, value in self.inputs.items():
             if value.type.tensor_type.elem_type in _WHOLE and name not in pasts:
-                what = self._use_of(name)
-                found |= {name: what} if what else {}
+                what, rank = self._use_of(name), len(value.type.tensor_type.shape.dim)
+                if what and rank in _AXES.get(what, (0, 1)):
+                    found[name] = what
         tokens = self._tokens(found)
         if tokens is None:
             return "", {}
@@ -306,110 +332,6 @@ def _needed(graph: GraphProto) -> set[int]:
     return set(ancestors(graph.node, [value.name for value in graph.output]))
 
 
-def _derive(decoder: _Decoder, tokens: str, counts: dict[str, str], pasts: dict[str, int], *, kept: bool) -> None:
-    """Put in front of the graph what is read in the place of inputs that follow from the tokens, and of empty pasts."""
-    graph = decoder.graph
-    live = {name for node in graph.node for name in reads(node)}
-    read = [name for name in pasts if name in live and not kept]
-    if not counts and not read:
-        return
-    writer = _Writer(decoder, tokens, pasts, kept=kept)
-    masks = [name for name, what in counts.items() if what == "mask"]
-    new = {name: writer.derived(name, counts[name]) for name in sorted(counts, key=lambda name: name not in masks)}
-    new |= {name: writer.empty(name) for name in read}
-    for node in graph.node:
-        rename(node, new)
-    insert(graph, 0, writer.op.nodes)
-
-
-class _Writer:
-    """Emits what follows from the tokens; an input that a batch leaves out has a default, which says so."""
-
-    def __init__(self, decoder: _Decoder, tokens: str, axes: dict[str, int], *, kept: bool) -> None:
-        self.graph, self.inputs = decoder.graph, decoder.inputs
-        self.kept, self.axes = kept, axes
-        self.op = op = Emitter("decoder", used_names(self.graph))
-        if not tokens:
-            raise UnsupportedError(
-                "the lengths of its empty cache follow from the tokens, and no integer input chooses rows of a table; "
-                "expected one of two axes. Name the pasts in `given` and feed them"
-            )
-        self.tokens = list(self.inputs[tokens].type.tensor_type.shape.dim)
-        self.batch, self.length = (op.Shape(tokens, start=axis, end=axis + 1) for axis in (0, 1))
-        self.zero, self.one = op.constant([0], np.int64), op.constant([1], np.int64)
-        self.past, self.total, self.mask = self.zero, self.length, ""
-        for name, axis in list(axes.items())[:1] if kept else ():
-            self.past = op.Shape(name, start=axis, end=axis + 1)
-            self.total = op.Add(self.past, self.length)
-
-    def derived(self, name: str, what: str) -> str:
-        """What is read in the place of an integer input, which gets a default."""
-        op, type_ = self.op, self.inputs[name].type.tensor_type
-        rank = len(type_.shape.dim)
-        if not self.kept and rank == 2 and what in ("mask", "positions"):
-            for dim, other in zip(type_.shape.dim, self.tokens, strict=False):
-                dim.CopyFrom(other)
-        shape = [dim.dim_value if dim.HasField("dim_value") else 1 for dim in type_.shape.dim]
-        start = {"mask": 1, "none": 0}.get(what, -1)
-        dtype = helper.tensor_dtype_to_np_dtype(type_.elem_type)
-        self.graph.initializer.append(numpy_helper.from_array(np.full(shape, start, dtype), name))
-        if what == "none":
-            return name
-        if what == "mask":
-            result = op.Expand(name, op.Concat(self.batch, self.total, axis=0))
-            self.mask = self.mask or op.Cast(result, to=TensorProto.INT64)
-            return result
-        if what == "positions":
-            value = self._positions(rank, fixed=rank == 1 and type_.shape.dim[0].dim_value == 1)
-        elif what == "lengths":
-            value = self._lengths(rank)
-        else:
-            value = op.Reshape(self.total, op.constant(shape, np.int64))
-        return op.Where(op.Less(name, op.constant(0, dtype.type)), op.Cast(value, to=type_.elem_type), name)
-
-    def _positions(self, rank: int, *, fixed: bool) -> str:
-        """Those of the tokens that count, one after the other, as transformers has them; P … P + T - 1 without a mask.
-
-        fixed: one number for all rows, which is the first position.
-        """
-        op = self.op
-        if fixed:
-            return self.past
-        if rank == 1 or not self.mask:
-            first, end = (op.Squeeze(x, self.zero) for x in (self.past, self.total))
-            numbers = op.Range(first, end, op.constant(1, np.int64))
-            return numbers if rank == 1 else op.Expand(numbers, op.Concat(self.batch, self.length, axis=0))
-        counted = op.Sub(op.CumSum(self.mask, op.constant(1, np.int64)), self.one)
-        counted = op.Where(op.Equal(self.mask, self.zero), self.one, counted)
-        return op.Slice(counted, self.past, op.constant([2**62], np.int64), self.one) if self.kept else counted
-
-    def _lengths(self, rank: int) -> str:
-        """The last position of each row that counts, as GroupQueryAttention has it: how many count, less one."""
-        op = self.op
-        counted = op.ReduceSum(self.mask, self.one, keepdims=0) if self.mask else op.Expand(self.total, self.batch)
-        last = op.Sub(counted, self.one)
-        return last if rank == 1 else op.Unsqueeze(last, self.one)
-
-    def empty(self, name: str) -> str:
-        """A past of length 0, for what reads its shape."""
-        type_ = self.inputs[name].type.tensor_type
-        lengths: list[str] = []
-        for axis, dim in enumerate(type_.shape.dim):
-            if axis == self.axes[name]:
-                lengths.append(self.zero)
-            elif dim.HasField("dim_value"):
-                lengths.append(self.op.constant([dim.dim_value], np.int64))
-            elif dim == self.tokens[0] or axis == 0:
-                lengths.append(self.batch)
-            else:
-                raise UnsupportedError(
-                    f"the past {name!r} cannot be empty: nodes read the length of its axis {axis}, which is not known. "
-                    "Declare it, or name the past in `given` and feed it"
-                )
-        zero = helper.make_tensor("", type_.elem_type, [1], [0])
-        return self.op.ConstantOfShape(self.op.Concat(*lengths, axis=0), value=zero)
-
-
 def _fold_branches(graph: GraphProto, stored: Collection[str], given: Collection[str]) -> tuple[list[str], list[str]]:
     """Put the branch without pasts in the place of an If by which one file holds a decoder with and without them.
 
@@ -441,6 +363,30 @@ def _fold_branches(graph: GraphProto, stored: Collection[str], given: Collection
         unread = [name for name in inputs if name not in live and (name == switch or name in reading[cached])]
         return [name for name in unread if readers.count(switch) == 1 or name != switch], presents
     return [], []
+
+
+def _share_weights(graph: GraphProto, tensors: Mapping[str, TensorProto]) -> None:
+    """Let the branches of an If read one tensor where each has a copy of its own, as exporters write them.
+
+    Of several with the same numbers, the first of one branch is the first of the other.
+    """
+    for node in graph.node:
+        branches = subgraphs(node) if is_standard(node, "If") else []
+        read = [dict.fromkeys(name for inner in branch.node for name in inner.input) for branch in branches]
+        if len(read) != 2:
+            continue
+        groups: list[dict[object, list[str]]] = [defaultdict(list), defaultdict(list)]
+        for group, names, others in zip(groups, read, read[::-1], strict=True):
+            for tensor in (tensors[name] for name in names if name in tensors and name not in others):
+                if tensor.data_type in FLOATS and tensor.dims:
+                    key = (tensor.data_type, *tensor.dims, numpy_helper.to_array(tensor).tobytes())
+                    group[key].append(tensor.name)
+        new: dict[str, str] = {}
+        for key, names in groups[0].items():
+            if len(names) == len(groups[1].get(key, ())):
+                new.update(zip(groups[1][key], names, strict=True))
+        for inner in branches[1].node:
+            rename(inner, new)
 
 
 def _unfold(graph: GraphProto, label: str, branch: GraphProto) -> None:

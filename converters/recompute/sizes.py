@@ -121,9 +121,12 @@ def _note_shapes(model: ir.Model, proto: ModelProto) -> None:
 def _filled_in(model: ModelProto, lengths: Mapping[str, int]) -> list[str]:
     """Put numbers for the symbols in the inputs of a model; the names of those that have none."""
     missing: dict[str, None] = {}
+    defaults = {tensor.name: tensor.dims for tensor in model.graph.initializer}
     for value in model.graph.input:
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in lengths:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if value.name in defaults and not dim.HasField("dim_value"):
+                dim.dim_value = defaults[value.name][axis]
+            elif dim.dim_param in lengths:
                 dim.dim_value = lengths[dim.dim_param]
             elif not dim.HasField("dim_value"):
                 missing[dim.dim_param or f"an axis of {value.name} without a name"] = None

@@ -119,7 +119,7 @@ class Inputs:
         self.check_names(given)
         fed = {name: self._typed(name, given[name]) for name in self.names if name in given}
         self.check_shapes({name: _shape(value) for name, value in fed.items()})
-        fed = {name: fed.get(name, self._defaults.get(name)) for name in self.names}
+        fed = {name: fed[name] if name in fed else self._defaults[name] for name in self.names}
         if self.names and not rows(fed[self.names[0]]):
             raise InvalidArgumentError(f"{self.names[0]!r}: expected a batch of 1 row or more, got none. Leave it out")
         for name in self.labels:

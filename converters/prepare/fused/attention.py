@@ -104,13 +104,12 @@ def turned(op: Composer, x: str, cos: str, sin: str, interleaved: int, part: str
         first, rest = op.Slice(x, [0], part, [3]), op.Slice(x, part, [2**62], [3])
         return op.Concat(turned(op, first, cos, sin, interleaved), rest, axis=3)
     if interleaved:
-        pairs = op.Reshape(x, [0, 0, 0, -1, 2])
-        a, b = (op.Gather(pairs, op.constant(np.array(n)), axis=4) for n in (0, 1))
+        a, b = (op.Slice(x, [n], [2**62], [3], [2]) for n in (0, 1))
     else:
         a, b = op.several("Split", 2, x, axis=3, num_outputs=2)
     both = op.Sub(op.Mul(a, cos), op.Mul(b, sin)), op.Add(op.Mul(b, cos), op.Mul(a, sin))
     if interleaved:
-        return op.Reshape(op.Concat(*(op.Unsqueeze(t, [4]) for t in both), axis=4), [0, 0, 0, -1])
+        return op.Reshape(op.Concat(*(op.Unsqueeze(t, [4]) for t in both), axis=4), op.Shape(x))
     return op.Concat(*both, axis=3)
 
 
@@ -130,6 +129,7 @@ def attend(
     lengths: str = "",
     offset: str | int | None = None,
     window: int = -1,
+    clipped: bool = False,
     softcap: float = 0.0,
     sink: str = "",
 ) -> str:
@@ -137,10 +137,10 @@ def attend(
 
     q: (B, N, S, H). k, v: (B, M, T, H) and (B, M, T, Hv); N / M heads of q in a row share one of them.
     scale: 1 / sqrt(H) where it is 0. bias: broadcast to (B, N, S, T). softcap: none where it is not above 0.
-    lengths, offset, window: which keys are seen, see `hidden_keys`.
+    lengths, offset, window, clipped: which keys are seen, see `hidden_keys`.
     sink: (N), the logit of one more key whose value is 0.
     """
-    seen = {"lengths": lengths, "offset": offset, "window": window}
+    seen = {"lengths": lengths, "offset": offset, "window": window, "clipped": clipped}
     s, hidden = scores(op, q, k, scale=scale, bias=bias, softcap=softcap), hidden_keys(op, q, k, **seen)
     return _shared(op, weights(op, s, hidden, sink), v)
 
@@ -153,24 +153,36 @@ def scores(op: Composer, q: str, k: str, *, scale: float = 0.0, bias: str = "", 
 
 
 def hidden_keys(
-    op: Composer, q: str, k: str, *, lengths: str = "", offset: str | int | None = None, window: int = -1
+    op: Composer,
+    q: str,
+    k: str,
+    *,
+    lengths: str = "",
+    offset: str | int | None = None,
+    window: int = -1,
+    clipped: bool = False,
 ) -> str:
-    """Whether a query sees a key not, broadcast to (B, N, S, T); "" where each sees all.
+    """Whether a query does not see a key, broadcast to (B, N, S, T); "" where each sees all.
 
-    Query s sees the keys before e = min(s + offset + 1, lengths), and of them the last `window` where that is not
-    negative. offset, the number of keys before the first query, and lengths, that of keys: numbers or (B, 1, 1, 1) of
-    int64; without an offset each query sees what follows it too.
+    Query s, at e = s + offset + 1, sees the keys before min(e, lengths), and of them those from e - window on, or the
+    last if there are none; if the window is clipped, those from min(e, lengths) - window on. Without an offset it sees
+    what follows too. offset, the number of keys before the first query, and lengths, that of all keys: a number, or
+    (B, 1, 1, 1) of int64. window: none where it is negative.
     """
     if offset is None and not lengths:
         return ""
-    end = lengths
+    end = at = lengths
     if offset is not None:
         one_more = op.Add(offset, [1]) if isinstance(offset, str) else [offset + 1]
-        end = op.Add(op.Unsqueeze(arange(op, op.length(q, 2)), [1]), one_more)
-        end = op.Min(end, lengths) if lengths else end
+        at = op.Add(op.Unsqueeze(arange(op, op.length(q, 2)), [1]), one_more)
+        end = op.Min(at, lengths) if lengths else at
     keys = arange(op, op.length(k, 2))
     hidden = op.GreaterOrEqual(keys, end)
-    return op.Or(hidden, op.Less(keys, op.Sub(end, [window]))) if window >= 0 else hidden
+    if window < 0:
+        return hidden
+    start = op.Sub(end if clipped else at, [window])
+    start = op.Min(start, op.Sub(lengths, [1])) if lengths and not clipped else start
+    return op.Or(hidden, op.Less(keys, start))
 
 
 def weights(op: Composer, s: str, hidden: str, sink: str = "") -> str:
