@@ -74,9 +74,8 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
     del light.graph.value_info[:]
     for value in light.graph.output:
         value.type.tensor_type.ClearField("shape")
-    fed = {v.name for v in light.graph.input if any(dim.dim_param for dim in v.type.tensor_type.shape.dim)}
-    # a step feeds an input with a default, as a decoder's mask, in another shape than that has
-    assign(light.graph.initializer, [tensor for tensor in light.graph.initializer if tensor.name not in fed])
+    stored = {tensor.name for tensor in light.graph.initializer}  # an input with a default counts as that does
+    assign(light.graph.input, [value for value in light.graph.input if value.name not in stored])
     known = dict(lengths)
     missing = _filled_in(light, known)
     inferred = _inferred_shapes(light)

@@ -39,7 +39,8 @@ class Tokenizer:
         `og.Tokenizer(…).encode` leaves the special tokens out unless `update_options(add_special_tokens="true")` was
         called, and the model is to meet in training what it meets later.
 
-        Warns: OnnxBackpropWarning where nothing says which token ends a text. Errors: InvalidArgumentError for a file that is missing or is no tokenizer; KernelError without `tokenizers`.
+        Warns: OnnxBackpropWarning where nothing says which token ends a text. Errors: InvalidArgumentError for a file
+        that is missing or is no tokenizer; KernelError without `tokenizers`.
         """
         path = Path(path)
         file = path / "tokenizer.json" if path.is_dir() else path

@@ -133,5 +133,5 @@ def test_a_folder_without_a_model(folder: Path, capsys: pytest.CaptureFixture[st
     (folder / "empty").mkdir()
     assert finetune(model=folder / "empty") == 2
     assert "expected genai_config.json or one .onnx file" in " ".join(capsys.readouterr().err.split())
-    assert finetune(model=folder / "none.onnx", *["--tokenizer", str(MODEL / "tokenizer.json")]) == 2
+    assert finetune("--tokenizer", str(MODEL / "tokenizer.json"), model=folder / "none.onnx") == 2
     assert "no such file: " in " ".join(capsys.readouterr().err.split())
