@@ -63,8 +63,11 @@ def merge_adapter(
 ) -> ModelProto:
     """The base of `adapted` with W + (alpha / rank)·A·B in the place of each W, no node and no input more.
 
-        adapted = ob.lora("model.int4.onnx", ["*proj*"], rank=8)
-        onnx.save(ob.merge_adapter(adapted, trainer.parameters()), "tuned.int4.onnx")
+        adapted = ob.lora("model.int8.onnx", ["w_quantized"], rank=2)
+        options = {"trainable": adapted.trainable, "optimizer": "adamw", "straight_through": True}
+        trainer = ob.Trainer(ob.training_graph(adapted.model, loss="mse", **options))
+        trainer.fit(batches, epochs=3)
+        onnx.save(ob.merge_adapter(adapted, trainer.parameters(), calibration=batches), "tuned.int8.onnx")
 
     A base that has integers gets integers again: the sum, which is computed in floats, is rounded to those of its kind
     with scales that fit it, as `requantize` does. floats: the float model instead, which `dequantize` makes of it.

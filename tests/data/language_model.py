@@ -10,13 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import tokenizers
-import torch
-import transformers
-from tokenizers import decoders, models, pre_tokenizers, trainers
-
+tokenizers, torch, transformers = map(import_module, ("tokenizers", "torch", "transformers"))
 FOLDER = Path(__file__).parent / "text"
 SPECIAL = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 TEXT = json.__doc__ or ""
@@ -26,14 +24,14 @@ CHAT = (
 )
 
 
-def tokenizer() -> transformers.PreTrainedTokenizerFast:
+def tokenizer() -> Any:
     """Bytes and some pairs of them, with a beginning in front of a text."""
-    result = tokenizers.Tokenizer(models.BPE())
-    result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    result.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    result = tokenizers.Tokenizer(tokenizers.models.BPE())
+    result.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    result.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     result.train_from_iterator(
-        [TEXT], trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet)
+        [TEXT], tokenizers.trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet)
     )
     result.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return transformers.PreTrainedTokenizerFast(
