@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,18 @@ def read_examples(
             if not line.strip():
                 continue
             try:
-                spans, written = _spans(line, chosen) if number else ([(line, True)], False)
-                result.append(_tokens(tokenizer, spans, written=written))
+                result.append(tokens_of(line, tokenizer, chosen) if number else _tokens(tokenizer, [(line, True)]))
             except OnnxBackpropError as e:
                 raise type(e)(f"{where}: {e}") from e
         if len(result) == before:
             raise InvalidArgumentError(f"{path} holds no text. Each line of a .jsonl is {EXPECTED}")
     return result
+
+
+def tokens_of(line: str, tokenizer: Tokenizer, template: Callable[[], Template]) -> Tokens:
+    """The tokens of one line of a .jsonl; InvalidArgumentError for a bad one."""
+    spans, written = _spans(line, template)
+    return _tokens(tokenizer, spans, written=written)
 
 
 def _text(path: Path) -> str:
@@ -58,14 +63,14 @@ def _text(path: Path) -> str:
         raise InvalidArgumentError(f"{path} cannot be read: {e.strerror or e}") from e
 
 
-def _tokens(tokenizer: Tokenizer, spans: list[Span], *, written: bool) -> Tokens:
+def _tokens(tokenizer: Tokenizer, spans: list[Span], *, written: bool = False) -> Tokens:
     result = tokenizer.encode(spans, begins=False if written else None)
     if not (result.labels[1:] != IGNORED).any():
         raise InvalidArgumentError("there is nothing to learn: one token, or no answer")
     return result
 
 
-def _spans(line: str, template: Any) -> tuple[list[Span], bool]:
+def _spans(line: str, template: Callable[[], Template]) -> tuple[list[Span], bool]:
     """The parts of the text of one line, and whether a template has written it, which says how it begins."""
     try:
         example = json.loads(line)
@@ -90,7 +95,7 @@ def _string(example: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _conversation(messages: Any, template: Any) -> list[Span]:
+def _conversation(messages: Any, template: Callable[[], Template]) -> list[Span]:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise InvalidArgumentError("'messages': expected a list of objects with 'role' and 'content'")
     checked = []
@@ -105,5 +110,4 @@ def _conversation(messages: Any, template: Any) -> list[Span]:
         checked.append(message | {"content": content})
     if not any(message["role"] == "assistant" for message in checked):
         raise InvalidArgumentError("'messages': expected at least one of role 'assistant', which is what is learned")
-    result: Template = template()
-    return result(checked)
+    return template()(checked)
