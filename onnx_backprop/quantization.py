@@ -87,7 +87,15 @@ def merge_adapter(
     names = {weight.stored.name: weight.name for weight in walk.weights.values() if weight.stored is not None}
     other, moved = adapted.onto(walk.floats, names, values)
     merged = other.merge(moved)
-    return merged if floats else requantize(merged, adapted.base, calibration=calibration)
+    if floats:
+        return merged
+    kept = {tensor.name for tensor in merged.graph.initializer}
+    if parted := [stored for stored, name in names.items() if name not in kept]:
+        raise InvalidArgumentError(
+            f"the integers {parted[0]!r} are read in several ways, of which an adapter changes one; they would have to "
+            "become two tensors. floats=True writes these, or leave the weight out of `targets`"
+        )
+    return requantize(merged, adapted.base, calibration=calibration)
 
 
 def _warn(walk: Walk, ranges: Mapping[str, tuple[float, float]], *, calibrated: bool) -> None:

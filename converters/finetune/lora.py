@@ -95,22 +95,20 @@ class LoraModel:
         """These adapters beside the weights of another base that computes the same, and values by the names there.
 
         names: what the tensors of this base are called in the other, where they have another name.
-        Errors: InvalidArgumentError for a weight that the two bases read in a different number of ways.
+        Errors: InvalidArgumentError for a weight that has no adapter of its kind in the other.
         """
-        arrays = self._arrays(values)
-        layers, nodes = Layers(self.base), list(self.base.graph.node)
-        down_of: dict[str, list[_Adapter]] = {}
-        for adapter in self._adapters:
-            n, place = adapter.places[0]
-            own = next(one for one in layers.layers(nodes[n]) if one.place == place)
-            down_of.setdefault(names.get(own.weight.tensor, own.weight.tensor), []).append(adapter)
-        other = lora(base, list(down_of), self.rank, alpha=self.scale * self.rank)
-        moved = dict(arrays)
-        for adapter in other._adapters:
-            tensor = adapter.down.removesuffix(".lora_A")
-            if len(mine := down_of.get(tensor, [])) != 1:
-                raise InvalidArgumentError(f"{tensor!r} is read in several ways, of which an adapter changes one")
-            moved |= {adapter.down: moved.pop(mine[0].down), adapter.up: moved.pop(mine[0].up)}
+        moved = self._arrays(values)
+        own = _by_reading(self.base, self._adapters)
+        tensors = list(dict.fromkeys(names.get(tensor, tensor) for tensor, _ in own))
+        other = lora(base, tensors, self.rank, alpha=self.scale * self.rank)
+        there = _by_reading(base, other._adapters)  # those without a counterpart here change nothing
+        for (tensor, output), adapter in own.items():
+            name = names.get(tensor, tensor)
+            alone = [reading for reading in there if reading[0] == name]
+            found = there.get((name, output)) or (there[alone[0]] if len(alone) == 1 else None)
+            if found is None:
+                raise InvalidArgumentError(f"the adapter of {tensor!r} has no place in the other model")
+            moved |= {found.down: moved.pop(adapter.down), found.up: moved.pop(adapter.up)}
         return other, moved
 
     def _arrays(self, values: Values) -> dict[str, np.ndarray]:
@@ -211,6 +209,17 @@ def lora(
             tensor = layers.tensors[name]
             changed.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
     return LoraModel(changed, tuple(trainable), base, rank, scale, tuple(adapters))
+
+
+def _by_reading(base: ModelProto, adapters: Iterable[_Adapter]) -> dict[tuple[str, str], _Adapter]:
+    """Adapters by the tensor that each changes, and what the first node that reads it gives out."""
+    layers, nodes = Layers(base), list(base.graph.node)
+    result: dict[tuple[str, str], _Adapter] = {}
+    for adapter in adapters:
+        n, place = adapter.places[0]
+        own = next(one for one in layers.layers(nodes[n]) if one.place == place)
+        result[own.weight.tensor, nodes[n].output[0]] = adapter
+    return result
 
 
 def _add(

@@ -100,6 +100,53 @@ def test_merge_adapter_of_floats_is_merge() -> None:
     assert ob.merge_adapter(adapted, values) == adapted.merge(values)
 
 
+def tied() -> ModelProto:
+    """An embedding that reads the packed weight of the head, as the builder writes it for small models."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        tied (int64[b, t] input_ids) => (float[b, t, 24] logits) <int64[2] shape = {24, -1}> {
+            table = Reshape (head_Q4, shape)
+            e = com.microsoft.GatherBlockQuantized <bits = 4, block_size = 16> (table, input_ids, head_scales)
+            h = com.microsoft.MatMulNBits <K = 32, N = 32, bits = 4, block_size = 16> (e, mid_Q4, mid_scales)
+            logits = com.microsoft.MatMulNBits <K = 32, N = 24, bits = 4, block_size = 16> (h, head_Q4, head_scales)
+        }""")
+    rng = np.random.default_rng(0)
+    for name, rows in (("head", 24), ("mid", 32)):
+        for suffix, array in {
+            "Q4": rng.integers(0, 256, (rows, 2, 8)).astype(np.uint8),
+            "scales": rng.uniform(0.1, 0.2, (rows, 2)).astype(np.float32),
+        }.items():
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, f"{name}_{suffix}"))
+    return model
+
+
+def run(model: ModelProto, ids: np.ndarray) -> np.ndarray:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"input_ids": ids})[0])
+
+
+def test_an_embedding_that_shares_the_integers_of_the_head() -> None:
+    model, ids = tied(), np.arange(24).reshape(2, 12)
+    floats = ob.dequantize(model)
+    assert sorted(tensor.name for tensor in floats.graph.initializer) == ["head", "mid"]
+    np.testing.assert_allclose(run(floats, ids), run(model, ids), rtol=1e-5, atol=1e-4)
+    assert run(ob.requantize(floats, model), ids).tolist() == run(model, ids).tolist()
+    adapted = ob.lora(model, projections(model), rank=3)
+    assert adapted.trainable == ("mid_Q4.lora_A", "mid_Q4.lora_B")
+    values = moved(adapted, 0.5)
+    expected = run(adapted.merge(values), ids)
+    assert np.abs(expected - run(model, ids)).max() > 1
+    np.testing.assert_allclose(run(ob.merge_adapter(adapted, values, floats=True), ids), expected, rtol=1e-4, atol=1e-3)
+    assert {n.op_type for n in ob.merge_adapter(adapted, values).graph.node} == {n.op_type for n in model.graph.node}
+    with pytest.warns(ob.OnnxBackpropWarning, match="stay frozen: 'head_Q4' of the GatherBlockQuantized 'e'"):
+        both = ob.lora(model, ["mid_Q4", "head_Q4"], rank=3)
+    values = moved(both, 0.5)
+    expected = run(both.merge(values), ids)
+    np.testing.assert_allclose(run(ob.merge_adapter(both, values, floats=True), ids), expected, rtol=1e-4, atol=1e-3)
+    with pytest.raises(ob.InvalidArgumentError, match=r"the integers 'head_Q4' are read in several ways"):
+        ob.merge_adapter(both, values)
+
+
 def test_where_the_model_is(tmp_path: Path) -> None:
     found = ModelFolder(FOLDER)
     assert (found.path, found.model, found.context) == (FOLDER, FOLDER / "model.onnx", 128)
