@@ -53,7 +53,7 @@ def _section(schema: OpSchema, attributes: Sequence[str]) -> Iterator[str]:
     yield from (f"{_paragraph(p)}\n" for p in paragraphs)
     yield from _table(
         ("Attribute", "Type", "Default", "Meaning"),
-        ((f"`{a.name}`", a.type.name.lower(), _default(a), a.description) for a in stated),
+        ((f"`{a.name}`", _type_of(a), _default(a), a.description) for a in stated),
     )
     for title, formals in (("Input", schema.inputs), ("Output", schema.outputs)):
         yield from _table(
@@ -76,6 +76,10 @@ def _paragraph(text: str) -> str:
 
 def _code(text: str) -> str:
     return _NAME.sub(lambda m: m[0] if m[0].startswith("`") else f"`{m[0]}`", text)
+
+
+def _type_of(attribute: OpSchema.Attribute) -> str:
+    return str(attribute.type).rpartition(".")[2].lower()
 
 
 def _default(attribute: OpSchema.Attribute) -> str:

@@ -19,7 +19,7 @@ from weakref import WeakSet
 import numpy as np
 import onnxruntime
 from onnx import ModelProto, parser
-from onnxruntime.capi import onnxruntime_pybind11_state as state
+from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
 from onnx_backprop.opset.core.errors import InvalidModelError, KernelError
 from onnx_backprop.opset.core.limits import Limits
@@ -206,7 +206,7 @@ class _Session(onnxruntime.InferenceSession):
     run = _compiling(_surfacing(onnxruntime.InferenceSession.run))
     run_with_ort_values = _compiling(_surfacing(onnxruntime.InferenceSession.run_with_ort_values))
     run_with_iobinding = _surfacing(onnxruntime.InferenceSession.run_with_iobinding)
-    run_bound = _compiling(run_with_iobinding)
+    run_bound: Any = _compiling(run_with_iobinding)
 
 
 def run_bound(

@@ -160,8 +160,9 @@ def _take_shapes_elsewhere(graph: ir.Graph, shapes: Mapping[str, str]) -> None:
     for node in graph:
         decides = not wanted.isdisjoint(node.outputs)
         for index, value in enumerate(node.inputs):
-            other = same.get(value) if value is not None else None
-            if other is not None and (asks_shape(node, index) or (not decides and other.dtype == value.dtype)):
+            if value is None or (other := same.get(value)) is None:
+                continue
+            if asks_shape(node, index) or (not decides and other.dtype == value.dtype):
                 node.replace_input_with(index, other)
     drop_dead(graph)
 

@@ -24,6 +24,8 @@ BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
 _IN_BLOCKS = (" of MatMulNBits", " of GatherBlockQuantized")  # whose scales a quantiser has added to what was exported
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
+_MERGED_BY_TOOL = "by its name, a convolution has been merged with what follows it, as BatchNormalization"
+_FUSED = re.compile(r"Conv(Bn|Mul|Add)Fusion_")  # how onnxruntime names what it has computed
 _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
 _WORDS = re.compile(r"[A-Za-z][a-z]*")
 # words in the last part of a name that only parameters have, or only buffers and constants
@@ -89,9 +91,13 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
         if origin.parts and _is_merged(uses, lambda other: bool(other.parts)):
             return _Verdict(doubt=_MERGED)
         parts = ", ".join(map(repr, origin.parts))
+        if not parts and value in context.angles:
+            return _Verdict(doubt=f"its numbers are those of a {values.ANGLES}, which the module may not train")
         return _Verdict(doubt=f"the exporter has computed it from {parts}" if parts else "")
     if origin.kind in _KINDS:
         return _Verdict(defined or _KINDS[origin.kind])
+    if defined is None and _is_merged_by_name(uses):
+        return _Verdict(doubt=_MERGED_BY_TOOL)
     array = None if value.const_value is None else value.const_value.numpy()
     if origin.kind == NAMED:
         return _judged_by_name(value, origin.name, array, uses, defined, context)
@@ -151,6 +157,20 @@ def _is_merged(uses: Sequence[Use], is_computed: Callable[[Origin], bool]) -> bo
         return False
     both = [value for value in node.inputs[1:3] if value is not None]
     return len(both) == 2 and all(is_computed(origin_of(value)) for value in both)
+
+
+def _is_merged_by_name(uses: Sequence[Use]) -> bool:
+    """Whether the convolution that reads a tensor first has a weight or a bias with a name that tools which merge give.
+
+    torch's rewriter calls the bias of X.weight X.weight_bias, onnxslim both tensors after the node's output y: y_weight
+    and y_bias.
+    """
+    node, index = uses[0] if uses else (None, 0)
+    if node is None or node.op_type not in ("Conv", "ConvTranspose", "FusedConv", "Gemm") or index not in (1, 2):
+        return False
+    weight, bias = (node.inputs[n].name if len(node.inputs) > n and node.inputs[n] else "" for n in (1, 2))
+    fused = weight == f"{node.outputs[0].name}_weight" or _FUSED.match(weight) or _FUSED.match(bias)
+    return bias == f"{weight}_bias" or bool(fused)
 
 
 def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> _Verdict:

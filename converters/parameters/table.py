@@ -38,7 +38,7 @@ class Row(NamedTuple):
 def lines(rows: Sequence[Row], *, most: int | None = None) -> list[str]:
     """The table as text. most: rows to show, None for all."""
     total = sum(row.numbers for row in rows) or 1
-    cells = [_cells(row, total) for row in rows[:most]]
+    cells: list[tuple[str, ...]] = [_cells(row, total) for row in rows[:most]]
     if len(cells) < len(rows):
         cells.append((f"… and {len(rows) - len(cells)} more", *[""] * (len(_HEADER) - 1)))
     kept = [n for n in range(len(_HEADER)) if n != _MODULE or any(row.module for row in rows)]

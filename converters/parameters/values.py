@@ -137,7 +137,7 @@ def _are_bands(rows: np.ndarray) -> bool:
         if places[-1] - places[0] + 1 != len(places) or (rises < 0).any() or (falls > 0).any():
             return False
     starts = [int(row.argmax()) for row in rows if row.any()]
-    wide = sum(np.count_nonzero(row) > 1 for row in rows)
+    wide = sum(int(np.count_nonzero(row)) > 1 for row in rows)
     return len(starts) >= 4 and starts == sorted(starts) and wide >= len(starts) / 2
 
 

@@ -44,7 +44,7 @@ Edit = Callable[[ModelProto, Mapping[str, TensorProto]], None]
 MOST_ELEMENTS = 2**47
 
 
-def prepare(model: ModelProto | str | Path, edit: Edit | None = None) -> ModelProto:
+def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None) -> ModelProto:
     """A checked copy with model-local functions inlined and fused operators written out, opset 18 or later, and typed.
 
     Running statistics that an exporter merged with weights are tensors of their own. Of declared types and shapes those

@@ -366,7 +366,7 @@ def is_quantized(node: NodeProto) -> bool:
 
 def _drop_unread(floats: ModelProto, model: ModelProto, replaced: set[str]) -> None:
     """Take out what computed scales, integers whose names floats have now, and what only quantised nodes read."""
-    dropped = True
+    dropped, read = True, set[str]()
     while dropped:
         dropped = False
         graphs = list(all_graphs(floats))

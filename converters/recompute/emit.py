@@ -184,7 +184,9 @@ class Emitter:
         waiting = [program.nodes[n]]
         for node in waiting:  # which grows
             made = {
-                v: program.position[p] for v in node.inputs if v is not None and (p := v.producer()) in program.backward
+                v: program.position[p]
+                for v in node.inputs
+                if v is not None and (p := v.producer()) is not None and p in program.backward
             }
             early = {v: place for v, place in made.items() if place < n and v.producer() not in self.exclusive}
             found = max((v for v in early if self._readable(v)), key=early.__getitem__, default=None)

@@ -90,7 +90,9 @@ def fit_memory(
 def describe(expected: Mapping[str, Any]) -> str:
     """What `fit_memory` expects, in one sentence; nothing for what is none of its answers."""
     without, budget, time, copies = (expected.get(f.name) for f in fields(Forecast))
-    if not all(isinstance(n, int | float) for n in (without, budget, time, copies)):
+    if not (isinstance(without, int | float) and isinstance(budget, int | float)):
+        return ""
+    if not (isinstance(time, int | float) and isinstance(copies, int | float)):
         return ""
     return (
         f"{format_bytes(budget)} at once, {format_bytes(without)} without a budget; {copies} nodes run again, "

@@ -1,5 +1,6 @@
 """What a gradient rule sees of the forward node it serves."""
 
+import builtins
 from collections.abc import Collection, Sequence
 from typing import Any, overload
 
@@ -88,17 +89,17 @@ class Forward:
         """Whether an attribute is written on the node."""
         return name in self.node.attributes
 
-    def int(self, name: str, default: int) -> int:
+    def int(self, name: str, default: builtins.int) -> builtins.int:  # an annotation below would mean this method
         return self.node.attributes[name].as_int() if self.given(name) else default
 
-    def axis(self, default: int, value: ir.Value | None = None) -> int:
+    def axis(self, default: builtins.int, value: ir.Value | None = None) -> builtins.int:
         """The attribute axis, one of those that a value has, by default the first input, as far as that is known."""
         axis, known = self.int("axis", default), dims(value or self.input(0))
         if known is not None and not -len(known) <= axis < len(known):
             raise self.invalid(f"attribute axis: expected one of {len(known)} axes, got {axis}")
         return axis
 
-    def float(self, name: str, default: float) -> float:
+    def float(self, name: str, default: builtins.float) -> builtins.float:
         return self.node.attributes[name].as_float() if self.given(name) else default
 
     def string(self, name: str, default: str) -> str:
@@ -120,19 +121,19 @@ class Forward:
         return value
 
     @overload
-    def ints(self, name: str) -> list[int] | None: ...
+    def ints(self, name: str) -> list[builtins.int] | None: ...
     @overload
-    def ints(self, name: str, default: Sequence[int]) -> list[int]: ...
-    def ints(self, name: str, default: Sequence[int] | None = None) -> list[int] | None:
+    def ints(self, name: str, default: Sequence[builtins.int]) -> list[builtins.int]: ...
+    def ints(self, name: str, default: Sequence[builtins.int] | None = None) -> list[builtins.int] | None:
         if self.given(name):
             return list(self.node.attributes[name].as_ints())
         return None if default is None else list(default)
 
-    def constant(self, index: int) -> np.ndarray | None:
+    def constant(self, index: builtins.int) -> np.ndarray | None:
         """The value of an input that no run can change, else None (also for an absent input)."""
         return constant_value(self.optional(index))
 
-    def constant_list(self, index: int) -> np.ndarray | None:
+    def constant_list(self, index: builtins.int) -> np.ndarray | None:
         """The same of an input that must have one axis."""
         value = self.constant(index)
         if value is not None and value.ndim != 1:

@@ -113,9 +113,9 @@ def why_neither(axes: Sequence[AxisScale], found: Sequence[Meaning]) -> str:
 
 def _meaning(mode: Mode, axis: AxisScale) -> Meaning:
     """Which published operators place the same taps as this Resize along one axis, for every run."""
-    lengths = isinstance(axis.length, int) and isinstance(axis.out, int) and axis.scale is not None
-    if lengths and max(axis.length, axis.out) <= COMPARED:
-        return _known_lengths(mode, axis.length, axis.out, axis.scale)
+    length, out, scale = axis.length, axis.out, axis.scale
+    if isinstance(length, int) and isinstance(out, int) and scale is not None and max(length, out) <= COMPARED:
+        return _known_lengths(mode, length, out, scale)
     return _any_lengths(mode, axis)
 
 

@@ -45,8 +45,8 @@ def described(text: str, model: ModelProto, hints: Mapping[str, Any]) -> dict[st
         hints |= _STATE_OF_FORMAT_1
     fields = _typed(fields, hints, _wrong, OPTIONAL)
     if fields.pop("format") == 1:
-        state = (fields.pop(name) for name in _STATE_OF_FORMAT_1)
-        fields["state"] = of_format_1(*state, fields["parameters"])
+        updates, fill, copies = (fields.pop(name) for name in _STATE_OF_FORMAT_1)
+        fields["state"] = of_format_1(updates, fill, copies, fields["parameters"])
     else:
         fields["state"] = tuple(slot(entry, _wrong) for entry in fields["state"])
     _check_settings(fields["settings"])

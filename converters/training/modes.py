@@ -185,7 +185,7 @@ def _hash_below(op: Builder, x: ir.Value, state: ir.Value, salt: int, ratio: flo
     def unsigned(value: ir.Value) -> ir.Value:
         return op.Cast(value, to=ir.DataType.UINT32)
 
-    def times(a: ir.Value, b: ir.Value | int) -> ir.Value:
+    def times(a: ir.Value | int, b: ir.Value | int) -> ir.Value:
         return unsigned(op.Mul(signed(a), signed(b)))
 
     def plus(a: ir.Value, b: ir.Value | int) -> ir.Value:

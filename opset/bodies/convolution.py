@@ -270,6 +270,7 @@ def _convolution_of_planes(c: CorrelationLengths, dy: Tensor, w: Tensor) -> str:
     dx[i] = Σ_a (dy[i + P - a·D] ∗ flipped w[a]), the sum being one of shifted results.
     """
     b, out, cells = c.b, destination_lengths(c, dy), c.kernel.entries[0]
+    assert isinstance(cells, int)
     planes = b.Reshape(
         b.Transpose(dy, perm=[0, 2, 1, 3, 4]),
         join(b, c.batch * out[0], c.destination_channels, out[1:]).name,

@@ -42,7 +42,7 @@ def max_pool_backward(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor)
     return convolution.from_ncx(b, attrs, b.Reshape(summed, shape.name, allowzero=1))
 
 
-def _won(b: Body, attrs: Attributes, image: str, gradient: str, shape: Vector, windows: Vector) -> str:
+def _won(b: Body, attrs: Attributes, image: str, gradient: Tensor | str, shape: Vector, windows: Vector) -> str:
     """What each pixel of an image (planes, 1, in…) has won of the gradient, of windows (planes, 1, out…), 1-D."""
     lengths, outs, spatial = shape[2:], windows[2:], range(2, shape.count)
     if lengths.known is None and _pads_less_than_nothing(attrs):

@@ -25,12 +25,14 @@ def sum_channels(b: Body, x: str, dims: Dims | None, *, last: bool) -> str:
         before, behind = b.Shape(x, start=0, end=-1 if last else 1), b.Shape(x, start=-1 if last else 2)
         parts = [b.ReduceProd(before, keepdims=1), b.Add(behind, b.Sub(second, second))]
         parts = parts if last else [before, second, b.ReduceProd(behind, keepdims=1)]
-        x, dims = b.Reshape(x, b.Concat(*parts, axis=0), allowzero=1), (None,) * len(parts)
+        x = b.Reshape(x, b.Concat(*parts, axis=0), allowzero=1)
+        dims = (None,) * len(parts)
     if len(dims) > 2 and not last and set(dims[2:]) == {1}:
         x, dims = b.Reshape(x, b.ints([0, 0])), dims[:2]
     if len(dims) > 2 and not last:
         return _sum_runs(b, x, dims)
-    entries, width = known(dims[:-1]), dims[-1]
+    *leading, width = list(dims)
+    entries = known(leading)
     if entries is not None and prod(entries) <= _ROWS:
         return b.ReduceSum(x, b.ints(range(len(dims) - 1)), keepdims=0)
     rows = None if entries is None else prod(entries)

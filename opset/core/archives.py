@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 
@@ -124,7 +124,8 @@ class NpzArrays(Mapping[str, np.ndarray]):
         if info.flag_bits & _ENCRYPTED:
             raise self._wrong(f"array {reprlib.repr(name)} is encrypted")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            kind = zipfile.compressor_names.get(info.compress_type, info.compress_type)
+            names = getattr(zipfile, "compressor_names", {})  # of CPython, in no documentation
+            kind = names.get(info.compress_type, info.compress_type)
             raise self._wrong(
                 f"array {reprlib.repr(name)}: expected it stored or deflated, as NumPy writes it, got {kind}"
             )
@@ -147,8 +148,8 @@ class NpzArrays(Mapping[str, np.ndarray]):
             )
         return size
 
-    def _fill(self, name: str, array: np.ndarray, file: BinaryIO) -> None:
-        view, done = memoryview(array.view(np.uint8)), 0
+    def _fill(self, name: str, array: np.ndarray, file: IO[bytes]) -> None:
+        view, done = array.view(np.uint8).data, 0
         while piece := file.read(_CHUNK):
             if done + len(piece) > len(view):
                 break
@@ -160,7 +161,7 @@ class NpzArrays(Mapping[str, np.ndarray]):
             )
 
 
-def _header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Shape, whether columns come first, and element type, by NumPy's own parser."""
     version = np.lib.format.read_magic(file)
     if version != (1, 0):  # later ones are for long names of fields; their headers may claim 4 GiB

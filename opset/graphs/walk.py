@@ -11,6 +11,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, 
 from onnx_backprop.opset.graphs.lazy import ir
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
+WITH_SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})  # of the default domain, whose nodes are most
 _CONSTANT_TYPES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
 
 
@@ -25,6 +26,8 @@ def subgraphs(node: NodeProto) -> list[GraphProto]: ...
 def subgraphs(node: ir.Node) -> list[ir.Graph]: ...
 def subgraphs(node: NodeProto | ir.Node) -> list[GraphProto] | list[ir.Graph]:
     """The graphs in a node's attributes."""
+    if node.op_type not in WITH_SUBGRAPHS and node.domain in DEFAULT_DOMAINS:
+        return []
     if isinstance(node, NodeProto):
         return [graph for a in node.attribute for graph in (*([a.g] if a.HasField("g") else ()), *a.graphs)]
     one, several = ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS

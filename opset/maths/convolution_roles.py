@@ -79,7 +79,9 @@ class Roles:
     def shape(self, attrs: Attributes, args: Sequence[Arg | None]) -> Dims | None:
         result, names = self.result, self.names
         stated = None if result == "destination" else wanted_shape(attrs, names[result], args[2])
-        given = {role: dims_of(arg, attrs, names[role]) for role, arg in zip(list(names)[:2], args, strict=False)}
+        given: dict[Role, Dims | None] = {
+            role: dims_of(arg, attrs, names[role]) for role, arg in zip(list(names)[:2], args, strict=False)
+        }
         resolved = self.resolve(attrs, {**given, result: stated})
         if resolved is None:
             return None

@@ -47,8 +47,9 @@ def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None
         )
         return (src[0], *slope), slope
     channels = src[data_to_ncx(attrs["data_format"], len(src))[1]] if src else None
-    if isinstance(slope[0], int) and isinstance(channels, int) and slope[0] not in (1, channels):
-        raise ShapeError(f"slope: expected 1 entry or {channels}, one per channel, got {slope[0]}", op_type=attrs.op)
+    entries = next(iter(slope))
+    if isinstance(entries, int) and isinstance(channels, int) and entries not in (1, channels):
+        raise ShapeError(f"slope: expected 1 entry or {channels}, one per channel, got {entries}", op_type=attrs.op)
     return src, slope
 
 

@@ -301,7 +301,7 @@ class Expressions:
         words = [
             Value(kind, self.b.load(self.word(record, integer(field.first_word + n), kind))) for n in range(field.words)
         ]
-        return tuple_of(words) if field.count else words[0]
+        return tuple_of(words) if field.length else words[0]
 
     def element(self, node: ast.Attribute, index: Value) -> Value:
         """One word of a field that is a tuple."""

@@ -79,7 +79,7 @@ class Module:
         """Constants in memory."""
         if values not in self.tables:
             kind = ir.ArrayType(llvm_type(INT), len(values))
-            table = ir.GlobalVariable(self.llvm, kind, f"table_{len(self.tables)}")
+            table: Any = ir.GlobalVariable(self.llvm, kind, f"table_{len(self.tables)}")
             table.initializer, table.global_constant, table.linkage = ir.Constant(kind, values), True, "private"
             self.tables[values] = table
         return self.tables[values]
@@ -232,7 +232,7 @@ class _Function(Expressions):
                     self.unpack(element, part)
             case ast.Attribute():
                 record, field = self.place(target)
-                if field.count or field.real or field.record:
+                if field.length or field.real or field.record:
                     raise self.refused(target, "cannot be assigned")
                 place = self.word(record, integer(field.first_word))
                 self.b.store(converted(self.b, value, INT).llvm, place)

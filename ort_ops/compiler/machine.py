@@ -144,8 +144,9 @@ def bound_to() -> list[int]:
 
 
 def _bound() -> int:
-    if hasattr(os, "process_cpu_count"):  # from Python 3.13 on
-        return os.process_cpu_count() or 1
+    count = getattr(os, "process_cpu_count", None)
+    if count is not None:  # from Python 3.13 on
+        return count() or 1
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

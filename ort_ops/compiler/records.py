@@ -2,7 +2,7 @@
 
     @dataclass(frozen=True, kw_only=True)
     class Rows(Record):
-        count: int
+        length: int
         step: Triple
 
 Python makes a block of `Rows(count=…, step=…).words()`; compiled code reads `view(Rows, address).step[2]`. A field is
@@ -20,17 +20,17 @@ Triple = tuple[int, int, int]
 
 
 class Field(NamedTuple):
-    """Where a field lies, in words; `count` is 0 for what is no tuple, `record` None for what is no record."""
+    """Where a field lies, in words; `length` is 0 for what is no tuple, `record` None for what is no record."""
 
     first_word: int
-    count: int
+    length: int
     real: bool
     record: type[Record] | None
 
     @property
     def words(self) -> int:
         """How many it has."""
-        return size(self.record) if self.record else max(self.count, 1)
+        return size(self.record) if self.record else max(self.length, 1)
 
 
 class Record:
@@ -41,7 +41,7 @@ class Record:
         words: list[int] = []
         for name, field in layout(type(self)).items():
             value = getattr(self, name)
-            numbers = value.words() if field.record else value if field.count else (value,)
+            numbers = value.words() if field.record else value if field.length else (value,)
             assert len(numbers) == field.words, f"{name}: {value}"
             words += (int(np.float64(n).view(np.int64)) if field.real else int(n) for n in numbers)
         return words

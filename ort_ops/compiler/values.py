@@ -41,6 +41,9 @@ class Inner:
     fast: tuple[str, ...] = ()
     apart: bool = False
 
+    def __call__(self, *_: Any) -> Any:
+        raise TypeError(f"{self.name} is called by compiled functions only")
+
     @property
     def name(self) -> str:
         return f"{self.function.__module__.partition('ort_ops.')[2]}.{self.function.__qualname__}"
@@ -53,6 +56,9 @@ class Intrinsic:
     result: Type | None
     parameters: tuple[Type | None, ...]
     generate: Callable[..., Any]
+
+    def __call__(self, *_: Any) -> Any:
+        raise TypeError(f"{self.generate.__qualname__} is called by compiled functions only")
 
 
 class Value(NamedTuple):
@@ -167,7 +173,8 @@ def converted(b: ir.IRBuilder, value: Value, to: Type) -> Value:
     if kind not in _RANKS or to not in _RANKS:
         raise CompileError(f"expected {to}, got {kind}")
     if isinstance(of, ir.Constant) and to != BOOL and isinstance(of.constant, (int, float)):
-        cast = {INT: np.int64, INT32: np.int32, FLOAT: np.float32, DOUBLE: np.float64}[to](of.constant)
+        types: dict[Type, Any] = {INT: np.int64, INT32: np.int32, FLOAT: np.float32, DOUBLE: np.float64}
+        cast = types[to](of.constant)
         return Value(to, ir.Constant(llvm_type(to), cast.item()))
     if to == BOOL:
         unlike = b.fcmp_unordered if kind in REAL else b.icmp_signed

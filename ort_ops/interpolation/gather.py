@@ -116,12 +116,13 @@ def _sum_rows(p, kind, data, row, rows, base, count, table, sums, pitch):
             taps = row_taps(p, row + r, base, table)
             combine(kind, sums + 4 * r * pitch, data, table, taps, count)
         return
-    axes = view(RowAxis, p + 8 * p.axis_table)
+    first_axis = p + 8 * p.axis_table
+    axes = view(RowAxis, first_axis)
     plane, length, step = 0, p.row_count, 0
     if p.axes == 2:
-        step, length = axes.stride, view(RowAxis, axes, 1).length
+        step, length = axes.stride, view(RowAxis, first_axis, 1).length
         plane = row // length
-    i, stride = row - plane * length, view(RowAxis, axes, p.axes - 1).stride
+    i, stride = row - plane * length, view(RowAxis, first_axis, p.axes - 1).stride
     fetches = kind == F32 and count == stride and p.columns * p.inner <= count <= SHORT
     before = base + plane * step - stride
     if fetches and i > 0:

@@ -60,7 +60,7 @@ class Question(Record):
 
     state: int
     key: int
-    words: int
+    key_words: int
     plan: int
     kept: int
     status: int
@@ -178,7 +178,8 @@ def _read_numbers(element_type, address, count, key, count_at, at):
 @inner
 def _compute(state, context):
     api, runtime = state.api, view(Runtime, state.runtime)
-    key, call, word = _key(), view(Call, _call_block()), _words2()
+    key, block, word = _key(), _call_block(), _words2()
+    call = view(Call, block)
     store_i64(word, 0, 0)
     status = ort(api, INPUT_COUNT, (context, word))
     if status:
@@ -187,15 +188,15 @@ def _compute(state, context):
     store_i64(key, 0, count)
     words = 1
     for i in range(count):
-        words, status = read_input(api, context, i, state.numbers, key, words, call + _INPUTS_AT + 8 * i)
+        words, status = read_input(api, context, i, state.numbers, key, words, block + _INPUTS_AT + 8 * i)
         if status:
             return status
     for i in range(count, MAX_INPUTS):  # trailing inputs that the node leaves out
-        store_i64(call + _INPUTS_AT, i, 0)
+        store_i64(block + _INPUTS_AT, i, 0)
     found, spare = _find(state, key, words), 0
     if found == 0:
         question, python = view(Question, _question()), view(Interpreter, runtime.python)
-        question.state, question.key, question.words, question.plan, question.status = state, key, words, 0, 0
+        question.state, question.key, question.key_words, question.plan, question.status = state, key, words, 0, 0
         if not ask(python, state.prepare, question):
             return ort(api, CREATE_STATUS, (1, python.interrupted))
         found = question.plan

@@ -3,6 +3,8 @@
 An image is an address and the element index of its first cell, with a stride per channel and per axis; `low` and
 `size` are three first cells and lengths of the box, `length` the lengths of the image.
 """
+# pyright: reportIndexIssue=false
+# max of two tuples is a tuple here, and to pyright an int
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, apart, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, stack

@@ -73,7 +73,7 @@ class Block(ir.IRBuilder):
         stored = self.store(value, self.pointer(address), align=BYTES)
         stored.set_metadata("nontemporal", self.module.add_metadata([I32(1)]))
 
-    def fma(self, x: Value, y: Value, z: Value) -> Value:
+    def fma(self, x: Value, y: Value, z: Value) -> Value:  # pyright: ignore[reportIncompatibleMethodOverride]
         """x·y + z, rounded once."""
         return self.call(self.library(f"llvm.fma.v{VECTOR}f32", VEC, VEC, VEC, VEC), [x, y, z])
 

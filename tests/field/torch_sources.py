@@ -62,11 +62,11 @@ def _source(net: Net, exporter: str) -> Source:
 
 
 def _randomised(build: Callable[[], Any]) -> Any:
-    """In inference mode, every parameter away from its first value, statistics as after some training."""
+    """In inference mode, every parameter that is trained away from its first value, statistics as after some training."""
     torch = import_module("torch")
     torch.manual_seed(0)
     module = build().eval()
-    for parameter in module.parameters():
+    for parameter in (p for p in module.parameters() if p.requires_grad):
         parameter.data += 0.02 * torch.randn_like(parameter)
     for name, buffer in module.named_buffers():
         if name.endswith("running_mean"):

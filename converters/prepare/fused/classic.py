@@ -17,7 +17,7 @@ from onnx_backprop.converters.prepare.fused.pairwise import pairwise_probabiliti
 def linear_regressor(op: Composer) -> str:
     """y = x·wᵀ + b, transformed where there are several targets."""
     targets = op.attribute("targets", 1)
-    scores = _linear(op, targets, np.float32(op.attribute("intercepts", [])))
+    scores = _linear(op, targets, np.array(op.attribute("intercepts", []), np.float32))
     return _transformed(op, scores, targets)
 
 
@@ -26,7 +26,7 @@ def linear_classifier(op: Composer) -> list[str | None]:
 
     Of one score s: whether s > 0; and of two labels (1 - s, s), or (σ(-s), σ(s)) with LOGISTIC, else s.
     """
-    intercepts = np.float32(op.attribute("intercepts", []))
+    intercepts = np.array(op.attribute("intercepts", []), np.float32)
     op.attribute("multi_class")
     if not intercepts.size:
         raise op.refuse("intercepts are needed, onnxruntime counts the classes by them. Give zeros")
@@ -44,7 +44,7 @@ def linear_classifier(op: Composer) -> list[str | None]:
 def svm_regressor(op: Composer) -> str:
     """y = Σ coefficient · kernel(x, support vector) + ρ; of a one-class machine its sign. No transform is applied."""
     count, one_class = op.attribute("n_supports", 0), op.attribute("one_class", 0)
-    coefficients, rho = (np.float32(op.attribute(name)) for name in ("coefficients", "rho"))
+    coefficients, rho = (np.array(op.attribute(name), np.float32) for name in ("coefficients", "rho"))
     op.attribute("post_transform")
     if count:
         x = _kernel(op, _rows(op, np.size(op.attribute("support_vectors")) // count), count)
@@ -125,7 +125,7 @@ def _rows(op: Composer, features: int) -> str:
 
 
 def _linear(op: Composer, targets: int, intercepts: np.ndarray) -> str:
-    coefficients = np.float32(op.attribute("coefficients"))
+    coefficients = np.array(op.attribute("coefficients"), np.float32)
     features = coefficients.size // targets
     w = op.parameter("coefficients", coefficients[: targets * features].reshape(targets, features))
     b = op.parameter("intercepts", intercepts[:targets]) if intercepts.size else None
@@ -183,7 +183,7 @@ def _kernel(op: Composer, x: str, count: int) -> str:
 
     LINEAR x·v, POLY (γ·x·v + c)^d, RBF exp(-γ·|x - v|²), SIGMOID tanh(γ·x·v + c).
     """
-    vectors = np.float32(op.attribute("support_vectors")).reshape(count, -1)
+    vectors = np.array(op.attribute("support_vectors"), np.float32).reshape(count, -1)
     gamma, offset, degree = op.attribute("kernel_params") or (0.0, 0.0, 0.0)
     kind = op.attribute("kernel_type", "LINEAR")
     if kind == "RBF":
@@ -204,14 +204,16 @@ def _ignore_kernel(op: Composer) -> None:
 def _pair_scores(op: Composer, kernels: str, counts: Sequence[int]) -> str:
     """For classes i < j: Σ over i's vectors of row j - 1 of the coefficients, Σ over j's of row i, and ρ."""
     classes, total = len(counts), sum(counts)
-    coefficients = np.float32(op.attribute("coefficients"))[: (classes - 1) * total].reshape(classes - 1, total)
+    coefficients = np.array(op.attribute("coefficients"), np.float32)[: (classes - 1) * total].reshape(
+        classes - 1, total
+    )
     bounds = [slice(*b) for b in pairwise(np.cumsum([0, *counts]))]
     pairs = list(combinations(range(classes), 2))
     weights = np.zeros((len(pairs), total), np.float32)
     for n, (i, j) in enumerate(pairs):
         weights[n, bounds[i]] = coefficients[j - 1, bounds[i]]
         weights[n, bounds[j]] = coefficients[i, bounds[j]]
-    rho = np.float32(op.attribute("rho"))[: len(pairs)]
+    rho = np.array(op.attribute("rho"), np.float32)[: len(pairs)]
     return op.Gemm(kernels, op.parameter("coefficients", weights), op.parameter("rho", rho), transB=1)
 
 
@@ -227,12 +229,12 @@ def _votes(op: Composer, scores: str, classes: int) -> str:
 
 def _linear_machine(op: Composer, labels: np.ndarray) -> list[str | None]:
     """Of two classes the second is taken where the higher score exceeds 0, or 1/2 if no coefficient is negative."""
-    coefficients = np.float32(op.attribute("coefficients"))
+    coefficients = np.array(op.attribute("coefficients"), np.float32)
     classes = len(labels)
     _ignore_kernel(op)
     features = coefficients.size // classes
     w = op.parameter("coefficients", coefficients[: classes * features].reshape(classes, features))
-    rho = op.parameter("rho", np.float32(op.attribute("rho"))[:1])
+    rho = op.parameter("rho", np.array(op.attribute("rho"), np.float32)[:1])
     scores = op.Gemm(_rows(op, features), w, rho, transB=1)
     index = op.ArgMax(scores, axis=1, keepdims=0)
     if classes == 2:

@@ -1,10 +1,9 @@
 """Probabilities of classes from those of pairs of them, as libsvm and onnxruntime find them."""
 
-from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import GraphProto, TensorProto, helper
 
 from onnx_backprop.converters.prepare.fused.composer import Composer
 
@@ -18,7 +17,7 @@ def pairwise_probabilities(op: Composer, scores: str, classes: int) -> str:
     within 0.005 / classes of it, 100 times at most; so is its derivative, that of the steps that were taken.
     Source: Wu, Lin and Weng, "Probability estimates for multi-class classification by pairwise coupling", section 4.
     """
-    a, b = (np.float32(op.attribute(name)) for name in ("prob_a", "prob_b"))
+    a, b = (np.array(op.attribute(name), np.float32) for name in ("prob_a", "prob_b"))
     sloped = op.Add(op.Mul(scores, op.parameter("prob_a", a)), op.parameter("prob_b", b))
     r = op.Clip(op.Sigmoid(op.Neg(sloped)), op.number(_LEAST, scores), op.number(1 - _LEAST, scores))
     pairs = list(combinations(range(classes), 2))
@@ -38,7 +37,7 @@ def pairwise_probabilities(op: Composer, scores: str, classes: int) -> str:
     return op.Loop(op.constant(np.array(_ROUNDS)), more, p, body=body)
 
 
-def _round(op: Composer, q: str, classes: int) -> "helper.GraphProto":
+def _round(op: Composer, q: str, classes: int) -> GraphProto:
     """One round over the classes as the body of a Loop with the state p."""
     outside, op.nodes = op.nodes, []
     count, condition, p = (op.fresh(name) for name in ("round", "more", "p"))
@@ -61,8 +60,8 @@ def _round(op: Composer, q: str, classes: int) -> "helper.GraphProto":
     go_on = op.Cast(missing, to=TensorProto.BOOL)
     inputs = [(count, TensorProto.INT64, []), (condition, TensorProto.BOOL, []), (p, TensorProto.FLOAT, None)]
     outputs = [(go_on, TensorProto.BOOL, []), (result, TensorProto.FLOAT, None)]
-    values: Sequence[list] = [[helper.make_tensor_value_info(*one) for one in some] for some in (inputs, outputs)]
-    body = helper.make_graph(op.nodes, "round", *values)
+    read, written = ([helper.make_tensor_value_info(*value) for value in some] for some in (inputs, outputs))
+    body = helper.make_graph(op.nodes, "round", read, written)
     op.nodes = outside
     return body
 

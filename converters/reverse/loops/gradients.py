@@ -36,7 +36,7 @@ class Pick(NamedTuple):
     """Rows of an outer value, whose gradients are stacked to be scattered once."""
 
     source: ir.Value
-    index: ir.Value
+    rows: ir.Value
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class _Back:
         ]
         made += [(self._sum(total, grads[c]), total) for total, c in zip(sums, summed, strict=True)]
         made += [(grads[part], part) for part in (steps.sliced[n][1] for n in slices)]
-        made += [(v, v) for pick in picks for v in (plan.picks[pick].index, inner.like(grads[pick], pick))]
+        made += [(v, v) for pick in picks for v in (plan.picks[pick].rows, inner.like(grads[pick], pick))]
         emitted = set(inner.nodes)
         outputs: list[ir.Value] = []
         for value, like in made:

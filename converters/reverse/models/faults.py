@@ -87,7 +87,7 @@ def _rewrite_product(graph: ir.Graph, node: ir.Node, op: Builder, names: set[str
         behind.attributes["perm"] = ir.AttrInt64s("perm", moved[1])
         y.shape = None
         return
-    wide = ir.DataType.FLOAT if half else y.dtype
+    wide = ir.DataType.FLOAT if half else y.dtype or ir.DataType.FLOAT
     for n, value in enumerate((a, b)):
         found = _batch_transpose(value)
         if found is not None:

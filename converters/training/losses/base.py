@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, cast, get_type_hints
 
 import numpy as np
 import onnx_ir as ir
@@ -96,7 +96,7 @@ def _number(what: str, value: Any, *, whole: bool) -> float:
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral if whole else Real):
         raise InvalidArgumentError(f"{what}: expected a {'whole ' if whole else ''}number, got {value!r}")
     if whole:
-        return int(value)
+        return int(cast(int, value))
     require_held(what, float(value), np.float32)
     return float(value)
 

@@ -134,7 +134,7 @@ class Tversky(OverlapLoss):
     """
 
     name: ClassVar[str] = "tversky"
-    expects: ClassVar[Mapping[str, Expectation]] = OverlapLoss.expects | {"alpha": NOT_NEGATIVE, "beta": NOT_NEGATIVE}
+    expects: ClassVar[Mapping[str, Expectation]] = {**OverlapLoss.expects, "alpha": NOT_NEGATIVE, "beta": NOT_NEGATIVE}
     alpha: float = 0.3
     beta: float = 0.7
 

@@ -216,8 +216,10 @@ def _differentiate(
         if not is_float(value):
             raise request.fail(f"gradients exist for floats only, {value.name!r} has type {type_name(value)}")
     shape, dtype = known_lengths(y), element_type(y)
-    small = shape is not None and prod(shape) <= _SMALL
-    seed = op.constant(np.ones(shape, dtype.numpy())) if small else op.filled(op.shape(y), 1, dtype)
+    if shape is not None and prod(shape) <= _SMALL:
+        seed = op.constant(np.ones(shape, dtype.numpy()))
+    else:
+        seed = op.filled(op.shape(y), 1, dtype)
     gradients = walk_back(find_path(inside, [y], xs), {y: seed}, op, opsets)
     op.prefix = request.node.name or f"{request.y}_grad"
     results: list[ir.Value] = []

@@ -46,12 +46,15 @@ class TapRule(Protocol):
 
 @dataclass(frozen=True)
 class PlacedBy:
-    """The rule of an operator whose attributes say all: `place` is given the two lengths, and numpy or `Numpy`."""
+    """The rule of an operator whose attributes say all: `rule` is given the two lengths, and numpy or `Numpy`."""
 
-    place: Callable[[Any, Any, Any], Placed]
+    rule: Callable[[Any, Any, Any], Placed]
+
+    def place(self, length: Vector, out: Vector, xp: Numpy) -> Placed:
+        return self.rule(length, out, xp)
 
     def taps(self, length: int, out: int) -> Taps | None:
-        return Taps(*self.place(length, out, np), length)
+        return Taps(*self.rule(length, out, np), length)
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,10 @@ def _sizes(b: Body, attrs: Attributes, sizes: Tensor | None, rank: int) -> tuple
     for given in (stated, sizes and sizes.value):
         if given is not None and prod(given) >= LIMIT:
             raise ShapeError(f"output_gradient of shape {tuple(given)} does not fit in memory")
-    if sizes is None or sizes.value is not None:
-        return Vector(b, stated if sizes is None else sizes.value), 0
+    if sizes is None:
+        return Vector(b, stated), 0
+    if sizes.value is not None:
+        return Vector(b, sizes.value), 0
     proven = b.checked(sizes, Vector(b, [rank]), f"expected input output_sizes of {rank} entries")
     values = Vector(b, [None] * rank, b.Cast(proven, to=INT64))
     if stated is None:

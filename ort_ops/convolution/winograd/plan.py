@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.compiler.machine import VECTOR, processors
@@ -108,8 +109,9 @@ def weights_plan(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
     piece, columns = _in_vectors(size * r.run + r.taps - 1), math.ceil(ins / COLUMNS) * COLUMNS
     volumes, rows_of = c.batch * r.strips, r.rows
     rows, outs, limit = volumes * rows_of, math.ceil(c.d / ROWS), shared_limit(c, kind)
+    rows_of_tiles: dict[str, Any] = vars(r) | {"ins": ins}
     p = weights.WinogradWeights(
-        **vars(r) | {"ins": ins}, inputs=inputs, channels=channels, pitch=c.dilations[2] * piece, piece=piece
+        **rows_of_tiles, inputs=inputs, channels=channels, pitch=c.dilations[2] * piece, piece=piece
     )
     sums = elements * taps * c.groups * (outs * ROWS) * columns
     if 4 * sums > limit and volumes == taps == 1:

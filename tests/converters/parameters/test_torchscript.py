@@ -6,11 +6,11 @@ import warnings
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.graphs.edit import assign
-from tests.support.torch_files import W, scripted
+from tests.support.torch_files import W, exported, scripted
 
 
 def told_of(file: ModelProto) -> tuple[ob.TrainingGraph, str]:
@@ -95,3 +95,49 @@ def test_names_of_torchscript_before_numbers(name: str, array: np.ndarray, train
     graph, said = told_of(file)
     assert (name in graph.parameters) is trained
     assert name in said or name == "dw.weight"
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "merged"),
+    [
+        ("conv1.weight", "conv1.weight_bias", True),  # torch's rewriter
+        ("y_weight", "y_bias", True),  # onnxslim, after the output y
+        ("ConvBnFusion_W_conv1.weight", "ConvBnFusion_BN_B_bn1.bias", True),  # onnxruntime
+        ("ConvMulFusion_W_fc.weight", "fc.bias", True),
+        ("conv1.weight", "conv1.bias", False),
+        ("conv1_weight", "conv1_bias", False),
+    ],
+)
+def test_convolutions_that_a_tool_has_merged(weight: str, bias: str, merged: bool) -> None:
+    """Both tensors are trained, and a warning names them where their names are those of a merged convolution."""
+    graph, said = told_of(convolution(weight, bias))
+    assert set(graph.parameters) == {weight, bias}
+    for name in (weight, bias):
+        assert (f"'{name}'" in said) is merged
+    assert ("a convolution has been merged with what follows it" in said) is merged
+
+
+def convolution(weight: str, bias: str) -> ModelProto:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 5, 5]) for name in ("x", "y"))
+    rng = np.random.default_rng(3)
+    arrays = {weight: rng.standard_normal((4, 4, 1, 1)), bias: rng.standard_normal(4)}
+    tensors = [numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items()]
+    node = helper.make_node("Conv", ["x", weight, bias], ["y"])
+    graph = helper.make_graph([node], "g", [x], [y], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10, producer_name="pytorch")
+
+
+def test_a_table_of_sines_that_the_file_calls_a_parameter() -> None:
+    """Whisper's positions are a parameter that requires no gradient, which no file of torch says."""
+    angles = np.arange(6)[:, None] * np.float32([1.0, 0.3])
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+    file = exported(
+        "h = MatMul(x, l.weight) y = Add(h, p.weight)",
+        {"l.weight": W, "p.weight": table},
+        "l.weight p.weight",
+        x="float[6,3] x",
+    )
+    graph, said = told_of(file)
+    assert set(graph.parameters) == {"l.weight", "p.weight"}
+    assert "'p.weight' (its numbers are those of a table of sines and cosines, which the module may not train)" in said
+    assert "'l.weight'" not in said

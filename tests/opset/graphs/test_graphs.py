@@ -7,7 +7,7 @@ from graphlib import CycleError
 import numpy as np
 import onnx_ir as ir
 import pytest
-from onnx import GraphProto, NodeProto, helper, parser, shape_inference
+from onnx import GraphProto, NodeProto, defs, helper, parser, shape_inference
 
 from onnx_backprop.opset.graphs.edit import add_import, assign, copied, insert, without
 from onnx_backprop.opset.graphs.emit import Emitter
@@ -16,7 +16,15 @@ from onnx_backprop.opset.graphs.names import Names, rename, unique, used_names
 from onnx_backprop.opset.graphs.order import ancestors, dependencies, descendants, positions, producers, topological
 from onnx_backprop.opset.graphs.scope import scoped_graphs
 from onnx_backprop.opset.graphs.types import shapes_of
-from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, defined_in, is_standard, reads, values_read
+from onnx_backprop.opset.graphs.walk import (
+    WITH_SUBGRAPHS,
+    all_graphs,
+    all_nodes,
+    defined_in,
+    is_standard,
+    reads,
+    values_read,
+)
 
 TEXT = """<ir_version: 10, opset_import: ["": 18, "f": 1]> main (float[3] x, bool c) => (float[3] y) <float[1] w = {2}> {
     a = Neg(x)
@@ -142,3 +150,11 @@ def test_hidden_nodes_are_taken_as_they_are() -> None:
     assert not shape_inference.infer_shapes(model).graph.value_info
     show(model, "nobody")
     assert model == MODEL
+
+
+def test_the_operators_with_subgraphs_are_those_of_the_schemas() -> None:
+    """`subgraphs` looks into no other node of the default domain."""
+    graphs = (defs.OpSchema.AttrType.GRAPH, defs.OpSchema.AttrType.GRAPHS)
+    schemas = [schema for schema in defs.get_all_schemas_with_history() if schema.domain == ""]
+    found = {schema.name for schema in schemas if any(a.type in graphs for a in schema.attributes.values())}
+    assert found == WITH_SUBGRAPHS
