@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from onnx_backprop.quantization import merge_adapter, requantize
     from onnx_backprop.training import schedules
     from onnx_backprop.training.data.batches import Batches
+    from onnx_backprop.training.data.packing import pack, packed_bias
     from onnx_backprop.training.trainer import Trainer
 
 __all__ = [
@@ -107,6 +108,8 @@ __all__ = [
     "losses",
     "merge_adapter",
     "optimizers",
+    "pack",
+    "packed_bias",
     "reference_ops",
     "register_gradient",
     "register_ops",
@@ -151,6 +154,7 @@ _WHERE = {
     "ort_ops": "register_ops session",
     "quantization": "merge_adapter requantize",
     "training.data.batches": "Batches",
+    "training.data.packing": "pack packed_bias",
     "training.trainer": "Trainer",
 }
 _MODULES = {"artifacts": "artifacts", "schedules": "training.schedules", "text": "text", "torch": "torch"}

@@ -22,6 +22,7 @@ OPTIONAL: Mapping[str, Any] = {
 _SETTINGS = (
     ("loss_inputs", tuple[str, ...], "names"),
     ("labels", dict[str, dict[str, int | tuple[int | None, ...] | None]], "numbers by name"),
+    ("blocks", dict[str, int], "numbers by name"),
     ("doubtful", dict[str, str], "reasons by name"),
     ("memory", dict[str, int | float], "numbers by name"),
     ("frozen_statistics", tuple[str, ...], "names"),
@@ -133,7 +134,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
-    """What is read of them: the steps of an update, the inputs of the loss, its labels, and the one that it ignores."""
+    """What is read of them: the steps of an update, the inputs of the loss, its labels, the one it ignores."""
     optimizer = settings.get("optimizer") or {}
     steps = optimizer.get("accumulate", 1) if isinstance(optimizer, dict) else None
     if type(steps) is not int or steps < 1:
@@ -141,6 +142,8 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
     loss = settings.get("loss")
     if isinstance(loss, dict) and not _fits(loss.get("ignore_index"), int | None):
         raise _wrong(f"settings: loss: expected ignore_index of a label or null, got {_shown(loss)}")
+    if isinstance(loss, dict) and not _fits(loss.get("weights"), str | None):
+        raise _wrong(f"settings: loss: expected weights of a name or null, got {_shown(loss)}")
     for name, hint, expected in _SETTINGS:
         if not _fits(settings.get(name), hint | None):
             raise _wrong(f"settings: {name}: expected {expected}, got {_shown(settings[name])}")

@@ -77,7 +77,7 @@ class Weights:
             )
         self._shift, self._tokens = False, None
         if weighted and losses[0].get("name") == NEXT_TOKEN:
-            self._labels, self._ignored = next(iter(graph.options.labels)), losses[0].get("ignore_index")
+            self._labels, self._ignored = next(iter(graph.options.labels), graph.target), losses[0].get("ignore_index")
             self._shift, self._tokens = bool(losses[0].get("shift")), losses[0].get("weights")
         elif weighted and graph.target is not None:
             self._labels, self._ignored = graph.target, losses[0].get("ignore_index")

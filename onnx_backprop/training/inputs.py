@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, TensorShapeProto, helper, numpy_helper
 
-from onnx_backprop.converters.training.names import CLASSES_LAST, failed_shape_check
+from onnx_backprop.converters.training.names import CLASSES_FIRST, CLASSES_LAST, failed_shape_check
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.shards import Shard
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
@@ -176,7 +176,8 @@ class Inputs:
             if wanted is None:
                 continue
             said = f"{name!r}: expected the shape {describe(wanted)}, got {describe(got)}"
-            hint = f". {CLASSES_LAST}" if self._fits_classes_last(name, got) else ""
+            hints = (("last", CLASSES_LAST), ("first", CLASSES_FIRST))
+            hint = next((f". {hint}" for where, hint in hints if self._fits_classes(where, name, got)), "")
             if len(got) != len(wanted):
                 raise InvalidArgumentError(f"{said}. Give it {len(wanted)} dimensions, not {len(got)}")
             for axis, (dim, length) in enumerate(zip(wanted, got, strict=True)):
@@ -192,13 +193,13 @@ class Inputs:
                         advice += f", or convert the model with free={{{name!r}: {{0: 'batch'}}}}"
                     raise InvalidArgumentError(f"{said}{hint or f'. {advice}'}")
 
-    def _fits_classes_last(self, name: str, got: tuple[int, ...]) -> bool:
-        """Whether labels have the shape of a prediction with its classes last, which the loss does not expect."""
-        last = self.labels.get(name, {}).get("last")
+    def _fits_classes(self, where: str, name: str, got: tuple[int, ...]) -> bool:
+        """Whether labels have the shape of a prediction with its classes elsewhere than the loss expects them."""
+        shape = self.labels.get(name, {}).get(where)
         return (
-            bool(last)
-            and len(last) == len(got)
-            and all(d in (length, None) for d, length in zip(last, got, strict=True))
+            bool(shape)
+            and len(shape) == len(got)
+            and all(d in (length, None) for d, length in zip(shape, got, strict=True))
         )
 
     def _check_classes(self, name: str, labels: np.ndarray) -> None:

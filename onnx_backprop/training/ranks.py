@@ -109,10 +109,10 @@ class Ranks:
             return loader.every(self._communicator.rank, self._communicator.size)
         return islice(loader, self._communicator.rank, None, self._communicator.size)
 
-    def totals(self, total: float, seen: int) -> tuple[float, int]:
+    def totals(self, total: float, seen: float) -> tuple[float, float]:
         """The sums of two numbers over all ranks, in the order of the ranks."""
         rows_of_all = gathered(self._communicator, np.array([total, seen], np.float64))
-        return float(sum(rows_of_all[:, 0].tolist())), int(rows_of_all[:, 1].sum())
+        return float(sum(rows_of_all[:, 0].tolist())), float(sum(rows_of_all[:, 1].tolist()))
 
     def from_first(
         self, tensors: dict[str, np.ndarray], about: dict[str, Any], state: Mapping[str, tuple[Sequence[int], np.dtype]]

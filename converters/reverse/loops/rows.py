@@ -166,24 +166,21 @@ def _moved_before(node: ir.Node, dy: ir.Value, op: Builder) -> bool:
 
 def _wide(x: ir.Value) -> ir.DataType:
     """The type to add up in: float64 for what is short, as a bias is."""
-    return ir.DataType.DOUBLE if len(dims(x) or ()) < 2 else element_type(x)
+    shape = dims(x)
+    return element_type(x) if shape is None or len(shape) > 1 else ir.DataType.DOUBLE
 
 
 def _added(inner: Builder, before: Builder, c: ir.Value, g: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     """A state that adds up the gradients by c: before a step, behind it, and the first one, which is a single 0."""
-    shape = dims(c) or ()
-    dtype = _wide(c) if len(shape) < 2 else element_type(g)
+    shape, dtype = dims(c) or (), _wide(c)
     total = ir.Value(name=inner.unique(f"{inner.prefix}/sum"), type=ir.TensorType(dtype))
-    total.shape = ir.Shape([None] * len(shape))
     start = before.constant(np.zeros([1] * len(shape), dtype.numpy()))
     made = g.producer()
-    if made is not None and is_standard(made, "Gemm") and len(made.inputs) == 2 and not g.uses():
+    if made is not None and is_standard(made, "Gemm") and len(made.inputs) == 2 and len(shape) == 2 and not g.uses():
         made.resize_inputs(3)  # the product adds itself up
         made.replace_input_with(2, total)
         return total, g, start
-    g = g if g.dtype == dtype else inner.Cast(g, to=dtype)
-    new = inner.Add(total, g)
-    new.shape = c.shape
+    new = inner.Add(total, g if g.dtype == dtype else inner.Cast(g, to=dtype))
     return total, new, start
 
 

@@ -30,6 +30,7 @@ from onnx_backprop.converters.training.losses.linear import emit_blocks, head_of
 from onnx_backprop.converters.training.names import CLASSES_LAST, SOFTMAX_CROSS_ENTROPY
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.shapes import Dim, Dims, describe
+from onnx_backprop.opset.graphs.walk import is_standard
 
 LABEL_TYPES = {name: ir.DataType[name.upper()] for name in ("int64", "int32", "int16", "int8", "uint8", "bool")}
 
@@ -74,6 +75,9 @@ class ClassLoss(Loss):
         axis = self.axis_of(prediction)
         t, shape = labels_of(op, self, prediction, axis, self.label_type, self.ignore_index)
         y, rank = wide(op, prediction), len(shape)
+        if self.axis is None and axis == -1 and rank > 2:
+            name = str(op.target(self, prediction, "labels", dtype=LABEL_TYPES[self.label_type], shape=shape[:-1]).name)
+            op.labels[name]["first"] = [d if isinstance(d, int) else None for d in (shape[0], *shape[2:])]
         weight = self._weights(op, y, shape, axis)
         if axis == -1 and rank > 2:
             y = op.typed(op.Reshape(y, op.joined(op.ints([-1]), op.lengths(y, rank - 1))), y)
@@ -83,10 +87,14 @@ class ClassLoss(Loss):
         return Positions(y, t, t if ignored is None else op.Where(ignored, 0, t), ignored, weight)
 
     def axis_of(self, prediction: ir.Value) -> int:
-        """1 or -1: that of the loss, or the last one where a matrix product has made it, as language models do."""
+        """1 or -1: that of the loss, or the last where a softmax goes along it or a matrix product has made it."""
         if self.axis is not None:
             return self.axis
-        return -1 if len(dims(prediction) or ()) > 2 and head_of(prediction) is not None else 1
+        rank, node = len(dims(prediction) or ()), prediction.producer()
+        if node is not None and is_standard(node, "Softmax", "LogSoftmax"):
+            axis = node.attributes.get("axis")
+            return -1 if rank > 2 and (axis is None or axis.as_int() in (-1, rank - 1)) else 1
+        return -1 if rank > 2 and head_of(prediction) is not None else 1
 
     def _weights(self, op: Builder, y: ir.Value, shape: Dims, axis: int) -> ir.Value | None:
         if self.weight is None:
@@ -135,7 +143,7 @@ class SoftmaxCrossEntropy(ClassLoss):
         ignore_index: a label to leave out, in or outside 0 … C - 1.
         label_smoothing: ε in 0 … 1, the share of the target that is spread evenly over all classes.
         axis: of the classes: 1, or -1 where they are last. Default: -1 where a matrix product makes the last axis of a
-            prediction of three axes or more, as in language models, else 1.
+            prediction of three axes or more, or a softmax goes along it, as in language models; else 1.
         block_rows: rows of the last matrix product whose logits are computed at once, 0 for all. Default: blocks from
             2²⁰ logits on, or 4096 classes where the number of rows is unknown. For classes on the last axis.
         label_type: of the labels: "int64", "int32", "int16", "int8", "uint8" or "bool".

@@ -21,8 +21,8 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import dims, element_type, is_float
 from onnx_backprop.converters.reverse.loops.rows import ROWS, row_losses
-from onnx_backprop.converters.rules.common import cast, widen
-from onnx_backprop.converters.training.losses.base import LossBuilder
+from onnx_backprop.converters.rules.common import cast
+from onnx_backprop.converters.training.losses.base import LossBuilder, require_rank, wide
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.graphs.walk import is_standard
 
@@ -131,7 +131,7 @@ def in_blocks(shape: Dims, rows: int | None) -> int:
     """How many rows of logits of a shape to compute at once; 0: all. rows: what the caller says, None: nothing."""
     *before, classes = shape
     if rows is not None or not isinstance(classes, int):
-        return (rows or 0) if isinstance(classes, int) else 0
+        return rows or 0
     known = [d for d in before if isinstance(d, int)]
     worth = prod(known) * classes >= _WORTH if len(known) == len(before) else classes >= _UNKNOWN
     return max(_AT_ONCE // classes, _LEAST) if worth else 0
@@ -153,22 +153,22 @@ def emit_blocks(
     labels: int64, one for each row of the logits, of one axis. weights: of the rows, None: 1. ignored: a label whose
     rows are left out. rows: of a block, see `in_blocks`.
     """
-    shape, head = dims(logits) or (), head_of(logits)
-    size = in_blocks(shape, rows)
-    if head is None or not size:
+    head = head_of(logits)
+    size, classes = in_blocks(require_rank(logits), rows), require_rank(logits)[-1]
+    if head is None or not size or not isinstance(classes, int):
         return None
-    classes = shape[-1]
-    assert isinstance(classes, int)
     count = op.Size(labels)
     places = op.Range(0, count, 1)
     if ignored is not None:
-        places = op.Compress(places, op.Not(op.Equal(labels, ignored)), axis=0)
+        left_out = op.Equal(labels, ignored)
+        places = op.Compress(places, op.Not(left_out), axis=0)
+        labels = op.Where(left_out, 0, labels)  # of the row that fills blocks up
     number = op.Size(places)
     number.shape = ir.Shape([])
     blocks = op.Max(op.Div(op.Add(number, size - 1), size), 1)
     each = op.Max(op.Div(op.Add(number, op.Sub(blocks, 1)), blocks), 1)  # rows of a block
     places = op.Concat(places, [0], axis=0)  # the last fills blocks up
-    outer = {x: op.Flatten(widen(op, x), axis=-1) if len(dims(x) or ()) != 2 else widen(op, x) for x in head.rows}
+    outer = {x: op.Flatten(wide(op, x), axis=-1) if len(dims(x) or ()) != 2 else wide(op, x) for x in head.rows}
     for x, flat in outer.items():
         flat.shape = ir.Shape((None, (dims(x) or (None,))[-1])) if flat is not x else x.shape
     parameters = _parameters(op, head)
@@ -221,7 +221,7 @@ def _parameters(op: Builder, head: Head) -> dict[ir.Value, ir.Value]:
                 continue
             shape, matrix = dims(x) or (), n == 1 and _is_product(node, len(dims(node.outputs[0]) or ()))
             source = _turned(x) if matrix else None
-            value = widen(op, source or x)
+            value = wide(op, source or x)
             if not matrix and len(shape) > 1:
                 value = op.Reshape(value, [-1])
                 value.shape = ir.Shape(shape[-1:])

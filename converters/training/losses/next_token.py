@@ -18,6 +18,7 @@ from onnx_backprop.converters.training.losses.base import (
     LossBuilder,
     between,
     checked,
+    require_rank,
     scalar,
     symbolic,
     wide,
@@ -26,6 +27,7 @@ from onnx_backprop.converters.training.losses.cross_entropy import BLOCK_ROWS, c
 from onnx_backprop.converters.training.losses.linear import emit_blocks, positions_shape
 from onnx_backprop.converters.training.names import NEXT_TOKEN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.shapes import Dims
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,8 @@ class NextToken(Loss):
         t = op.Reshape(self._next(op, labels, self.ignore_index), [-1])
         t.shape = ir.Shape([None])
         ignored = op.Equal(t, self.ignore_index)
-        kind = element_type(wide(op, prediction))
+        y = wide(op, prediction)
+        kind = element_type(y)
         counts: ir.Value = op.Where(ignored, op.number(0, kind), op.number(1, kind))
         if weights is not None:
             weights = op.Cast(op.Reshape(self._next(op, weights, 0), [-1]), to=kind)
@@ -105,23 +108,21 @@ class NextToken(Loss):
             z_loss=self.z_loss,
         )
         if total is None:
-            total = self._whole(op, prediction, t, ignored, counts)
+            total = self._whole(op, y, t, ignored, counts)
         total.shape = ir.Shape([])
         if op.counted is not None and divisor is not None:
             op.counted.shape = divisor.shape = total.shape
             total = op.Div(total, divisor)
-        return scalar(total, wide(op, prediction))
+        return scalar(total, y)
 
-    def _weights(self, op: LossBuilder, prediction: ir.Value, shape: tuple[object, ...]) -> ir.Value:
-        given = op.input(str(self.weights), dtype=ir.DataType.FLOAT, shape=tuple(shape))  # pyright: ignore[reportArgumentType]
+    def _weights(self, op: LossBuilder, prediction: ir.Value, shape: Dims) -> ir.Value:
+        given = op.input(str(self.weights), dtype=ir.DataType.FLOAT, shape=shape)
         if given.name != self.weights:
             raise InvalidArgumentError(
                 f"{self.name}: weights: expected a name that is free, and the model has {self.weights!r}. Take another"
             )
-        for about in op.labels.values():
-            about.setdefault("weights", given.name)
-        wanted = positions_shape(op, prediction) if symbolic(tuple(shape)) else None  # pyright: ignore[reportArgumentType]
-        return checked(op, given, tuple(shape), wanted, prediction)  # pyright: ignore[reportArgumentType]
+        wanted = positions_shape(op, prediction) if symbolic(shape) else None
+        return checked(op, given, shape, wanted, prediction)
 
     def _next(self, op: LossBuilder, values: ir.Value, last: int) -> ir.Value:
         """What comes next at every token, and `last` behind the last one."""
@@ -131,11 +132,9 @@ class NextToken(Loss):
         padded = op.Pad(values, [0] * (2 * rank - 1) + [1], op.scalar(last, values))
         return op.Slice(padded, [1], [np.iinfo(np.int64).max], [-1])
 
-    def _whole(
-        self, op: LossBuilder, prediction: ir.Value, t: ir.Value, ignored: ir.Value, counts: ir.Value
-    ) -> ir.Value:
+    def _whole(self, op: LossBuilder, y: ir.Value, t: ir.Value, ignored: ir.Value, counts: ir.Value) -> ir.Value:
         """The weighted sum over all tokens, of logits that are there as a whole."""
-        y, shape = wide(op, prediction), dims(prediction) or ()
+        shape = require_rank(y)
         y = op.typed(op.Reshape(y, op.joined(op.ints([-1]), op.lengths(y, len(shape) - 1))), y)
         y.shape = ir.Shape((None, shape[-1]))
         attributes = {"reduction": "none", "ignore_index": self.ignore_index}

@@ -152,28 +152,30 @@ class StepWriter:
             factor = _number_like(1 / count, g, x) if self.counted is None else cast(op, self.counted, element_type(g))
             totals[x] = self.if_finite(op, op.Add(sums[x], op.Mul(g, factor)), sums[x])
         renewed = [*kept, micro, *sums.values()]
+        tokens: tuple[ir.Value, ir.Value] | None = None  # before this run, and with it
         if self.counted is not None:
-            counted = state_input(op, COUNTED, ir.DataType.DOUBLE)
-            seen = self.if_finite(op, op.Add(counted, cast(op, self.counted, ir.DataType.DOUBLE)), counted)
-            renewed.append(counted)
+            before = state_input(op, COUNTED, ir.DataType.DOUBLE)
+            seen = op.Add(before, cast(op, self.counted, ir.DataType.DOUBLE))
+            tokens = before, self.if_finite(op, seen, before)
+            renewed.append(before)
         then, otherwise = op.inside(), op.inside()
         then.prefix, otherwise.prefix = "optimizer/then", "optimizer/else"
         means = totals
-        if self.counted is not None:
-            divisor = then.Where(then.Equal(seen, 0), 1, seen)
+        if tokens is not None:
+            divisor = then.Where(then.Equal(tokens[1], 0), 1, tokens[1])
             means = {x: _shaped(then.Div(a, cast(then, divisor, element_type(a))), x) for x, a in totals.items()}
         updated = self._update(then, replace(update, gradients=means))
         updated[micro] = then.number(0, ir.DataType.INT64)
         updated |= {x: then.zeros(then.shape(x), x) for x in sums.values()}
         stays = dict(zip(kept, kept, strict=True)) | {sums[x]: total for x, total in totals.items()}
         stays[micro] = otherwise.Add(micro, 1 if self.finite is None else self._count(otherwise))
-        if self.counted is not None:
-            updated[counted], stays[counted] = then.number(0, ir.DataType.DOUBLE), seen
+        if tokens is not None:
+            updated[tokens[0]], stays[tokens[0]] = then.number(0, ir.DataType.DOUBLE), tokens[1]
         branches = [(then, [updated[v] for v in renewed]), (otherwise, [stays[v] for v in renewed])]
         new = dict(zip(renewed, op.choose(due, renewed, *branches), strict=True))
         self.state.renew(micro, new[micro], COUNTER, 0, MICRO_STEP)
-        if self.counted is not None:
-            self.state.renew(counted, new[counted], COUNTER, 0, COUNTED)
+        if tokens is not None:
+            self.state.renew(tokens[0], new[tokens[0]], COUNTER, 0, COUNTED)
         for x, total in sums.items():
             self.state.renew(total, new[total], SUM, 0, str(x.name))
         return new

@@ -340,13 +340,18 @@ def classes_last(steps: str = "T") -> ModelProto:
 
 def test_classes_on_the_last_axis_are_hinted_at(rng) -> None:
     x, labels = rng.standard_normal((4, 5, 2), np.float32), rng.integers(0, 3, (4, 5))
-    trainer = ob.Trainer(ob.training_graph(classes_last(), loss="softmax_cross_entropy", optimizer="sgd"))
+    loss = ob.losses.SoftmaxCrossEntropy(axis=1)
+    trainer = ob.Trainer(ob.training_graph(classes_last(), loss=loss, optimizer="sgd"))
     with pytest.raises(
         ob.InvalidArgumentError, match=r"got \(4, 5\). If the classes are on the last axis, give .*axis=-1"
     ):
         trainer.step(x, labels)
     with pytest.raises(ob.InvalidArgumentError, match="one number for each of 5 classes.* give the loss axis=-1"):
-        ob.training_graph(classes_last("5"), loss=losses.SoftmaxCrossEntropy(weight=[1, 2, 3]))
+        ob.training_graph(classes_last("5"), loss=losses.SoftmaxCrossEntropy(weight=[1, 2, 3], axis=1))
+    trainer = ob.Trainer(ob.training_graph(classes_last(), loss="softmax_cross_entropy", optimizer="sgd"))
+    assert trainer.step(x, labels) > 0  # found
+    with pytest.raises(ob.InvalidArgumentError, match=r"got \(4, 3\).* If the classes are on axis 1, .*axis=1"):
+        trainer.step(x, labels[:, :3])
     graph = ob.training_graph(classes_last(), loss=losses.SoftmaxCrossEntropy(axis=-1), optimizer="sgd")
     assert ob.Trainer(graph).step(x, labels) > 0
     with pytest.raises(ob.InvalidArgumentError, match=r"'labels': expected classes 0 … 2, got 3 at \(0, 0\)"):

@@ -59,7 +59,7 @@ def kl_div(y: np.ndarray, t: np.ndarray) -> float:
 
 
 # of numbers that are no probabilities, or of other shapes: tests/converters/training/test_training_values.py
-ELSEWHERE = {"bce", "nll", "dice", "tversky", "cosine_embedding", "ctc"}
+ELSEWHERE = {"bce", "nll", "dice", "tversky", "cosine_embedding", "ctc", "next_token"}
 FORMULAS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "mse": mse,
     "l1": l1,
