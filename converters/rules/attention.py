@@ -27,6 +27,16 @@ ROWS = """
     SameScores = Where(KeyOutOfMean, NoKey, NoScore)
     ScoresOrNone = Where(RowWithoutScores, SameScores, Scores)
 """
+OFFSET = """
+    OneD = Constant<value_ints = [1]>()
+    LastIsSeenT = Reshape(LastIsSeen4D, OneD)
+    LastIsSeen = Cast<to = 9>(LastIsSeenT)
+    IsOneQuery = Equal(QSeqLen, OneD)
+    IsWithPast = GreaterOrEqual(PastKVSeqLen, OneD)
+    OneQueryWithPast = And(IsOneQuery, IsWithPast)
+    SeesAll = And(OneQueryWithPast, LastIsSeen)
+    CausalOffset = Where(SeesAll, NewKVSeqLen, PastKVSeqLen)
+"""
 
 
 @amends("Attention")
@@ -40,6 +50,9 @@ def attention_body(body: onnx.FunctionProto, node: ir.Node) -> None:
     computes it: onnxruntime's kernel puts out 0, and the body the mean of the values. onnxruntime uses the body for
     types and versions that it has no kernel for, such as float64 and, since 1.32, Attention of opset 25. The training
     graph therefore asks an Attention of one key, which is folded when a session is made.
+
+    A single query after past keys sees none of the new keys but the first by the body, and all by the kernel. That is
+    asked of an Attention too.
     """
     dtype = None if node.inputs[0] is None else element_type(node.inputs[0])
     nodes = {inner.output[0]: inner for inner in map(copied, body.node)}
@@ -52,7 +65,11 @@ def attention_body(body: onnx.FunctionProto, node: ir.Node) -> None:
     mask = node.inputs[3] if len(node.inputs) > 3 else None
     rows = parser.parse_function(f'<opset_import: ["": 23], domain: "rows"> rows () => (ScoresOrNone) {{{ROWS}}}').node
     del body.node[:]
+    if (rows_past := nodes.get("RangeRow2DPast")) is not None and _one_query_of_several_keys(node):
+        rows_past.input[1] = "CausalOffset"
     for inner in nodes.values():
+        if inner is rows_past and inner.input[1] == "CausalOffset":
+            body.node.extend(_offset(dtype))
         if inner is softmax:
             body.node.extend([*earlier, scores, *_answer(dtype, dtype if mask is None else element_type(mask)), *rows])
         body.node.append(inner)
@@ -66,3 +83,25 @@ def _answer(dtype: ir.DataType, mask: ir.DataType) -> list[onnx.NodeProto]:
     tensors = {name: helper.make_tensor(name, kind.value, shape, [x]) for name, (kind, shape, x) in given.items()}
     constants = [helper.make_node("Constant", [], [name], value=tensor) for name, tensor in tensors.items()]
     return [*constants, helper.make_node("Attention", ["AskQ", "AskQ", "AskV", "AskMask"], ["Answer"])]
+
+
+def _one_query_of_several_keys(node: ir.Node) -> bool:
+    """Whether an Attention may have one query and not one new key, as far as shapes say."""
+    lengths = []
+    for value in node.inputs[:2]:
+        shape = None if value is None else value.shape
+        lengths.append(None if shape is None else shape[-2])
+    queries, keys = lengths
+    return not (isinstance(queries, int) and queries != 1) and (queries is None or queries != keys)
+
+
+def _offset(dtype: ir.DataType) -> list[onnx.NodeProto]:
+    """CausalOffset, the number of past keys; or that of all keys, for one query, where this onnxruntime hides none."""
+    shapes = {"OneQ": [1] * 4, "TwoK": [1, 1, 2, 1], "OnePast": [1] * 4}
+    tensors = [helper.make_tensor(name, dtype.value, shape, [0] * (shape[2])) for name, shape in shapes.items()]
+    tensors.append(helper.make_tensor("TwoV", dtype.value, [1, 1, 2, 1], [0, 1]))
+    constants = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors]
+    inputs = ["OneQ", "TwoK", "TwoV", "", "OnePast", "OnePast"]
+    asked = helper.make_node("Attention", inputs, ["LastIsSeen4D", "AskedKey", "AskedValue"], is_causal=1)
+    text = f'<opset_import: ["": 23], domain: "offset"> offset () => (CausalOffset) {{{OFFSET}}}'
+    return [*constants, asked, *parser.parse_function(text).node]

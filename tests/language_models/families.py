@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import torch
-import transformers
 from onnx import numpy_helper
-from peft import LoraConfig, get_peft_model
+
+from onnx_backprop.converters.finetune.lora import LoraModel
+
+torch: Any = import_module("torch")
+transformers: Any = import_module("transformers")
+peft: Any = import_module("peft")
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 FOLDER = Path(os.environ.get("LANGUAGE_MODELS", ""))  # of what make_models.py has written
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gptoss", "smollm3")
+FAMILIES = ("llama", "llama_apart", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gptoss", "smollm3")
 PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 STEPS, ROWS, TOKENS = 10, 2, 8  # tokens within the sliding windows: the builder leaves Mistral's out
 
@@ -34,37 +39,42 @@ def module(family: str) -> Any:
     return loaded.eval()
 
 
+def place(name: str, model: Any) -> list[str]:
+    """The linear layers of the module that a weight or a node of the builder is of: several where it is packed."""
+    layer = re.sub(r"[/.](MatMul|Gather).*", "", name.strip("/").replace("/", ".")).replace(".attn.", ".self_attn.")
+    known = {found for found, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
+    if layer.endswith("self_attn.o_proj") and layer not in known:
+        return [layer.replace("o_proj", "dense")]  # of Phi
+    parent, _, last = layer.rpartition(".")
+    return [layer] if layer in known else [f"{parent}.{part}" for part in PACKED[last]]
+
+
 def put_packed_weights(model: Any, file: Path) -> None:
     """Put the weights of an int4 file, dequantised, into the module."""
     proto = onnx.load(file)
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
-    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
     for node in proto.graph.node:
         if node.op_type not in ("MatMulNBits", "GatherBlockQuantized"):
             continue
         given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        size, table = given["block_size"], node.op_type == "GatherBlockQuantized"
+        table = node.op_type == "GatherBlockQuantized"
+        if table and node.input[0] not in tensors:
+            continue  # the packed head in another shape, which the module shares too
         packed, scales = (tensors[node.input[n]] for n in ((0, 2) if table else (1, 2)))
         points = tensors.get(node.input[3]) if len(node.input) > 3 else None
-        weight = unpacked(packed, scales, points, size)
-        if table:
-            model.get_input_embeddings().weight.data = torch.from_numpy(weight)
-            continue
-        weight = weight[: given["N"], : given["K"]]
-        name = node.name.strip("/").replace("/attn/", "/self_attn/").rsplit("/", 1)[0].replace("/", ".")
-        name = name.replace("o_proj", "dense") if f"{name}" not in linear and "o_proj" in name else name
+        weight = torch.from_numpy(unpacked(packed, scales, points, given["block_size"]))
+        layers = [model.get_input_embeddings()] if table else map(model.get_submodule, place(node.name, model))
         start = 0
-        parent, _, last = name.rpartition(".")
-        names = [name] if name in linear else [f"{parent}.{part}" for part in PACKED[last]]
-        for one in names:
-            rows = linear[one].weight.shape[0]
-            linear[one].weight.data = torch.from_numpy(weight[start : start + rows].copy())
+        for layer in layers:
+            rows, columns = layer.weight.shape
+            layer.weight.data = weight[start : start + rows, :columns].clone()
             start += rows
 
 
 def unpacked(packed: np.ndarray, scales: np.ndarray, points: np.ndarray | None, size: int) -> np.ndarray:
     """(q - zero point) · scale of 4 bits, two a byte, the low half first; (rows, K)."""
     rows = packed.shape[0]
+    size = min(size, 2 * packed[0].size)
     numbers = np.stack([packed & 15, packed >> 4], -1).reshape(rows, -1, size).astype(np.float32)
     zero = np.full((rows, numbers.shape[1]), 8, np.float32)
     if points is not None:
@@ -87,6 +97,23 @@ def losses(model: Any, rate: float, **more: Any) -> list[float]:
     return result
 
 
-def adapted(model: Any, targets: list[str], rank: int) -> Any:
-    """The module with adapters of peft beside the linear layers of these names."""
-    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=rank, lora_dropout=0.0, target_modules=targets))
+def adapted(model: Any, ours: LoraModel, rank: int) -> Any:
+    """The module with adapters of peft beside the layers that have one of ours, beginning with its numbers.
+
+    Layers that the builder packs into one share A, as they do there.
+    """
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in ours.model.graph.initializer}
+    pairs = [(place(down, model), down, up) for down, up in zip(ours.trainable[::2], ours.trainable[1::2], strict=True)]
+    targets = [layer for layers, _, _ in pairs for layer in layers]
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, lora_dropout=0.0, target_modules=targets)
+    result = peft.get_peft_model(model, config)
+    for layers, down, up in pairs:
+        shared = torch.nn.Parameter(torch.from_numpy(values[down].T.copy()))
+        start = 0
+        for layer in layers:
+            adapter = result.base_model.model.get_submodule(layer)
+            adapter.lora_A["default"].weight = shared
+            b = adapter.lora_B["default"].weight
+            b.data = torch.from_numpy(values[up].T[start : start + len(b)].copy())
+            start += len(b)
+    return result

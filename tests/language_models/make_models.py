@@ -11,14 +11,14 @@ import os
 import pydoc
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-
-import torch
-import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+torch: Any = import_module("torch")
+transformers: Any = import_module("transformers")
+tokenizers: Any = import_module("tokenizers")
 
 VOCABULARY = 1024
 SIZES: dict[str, Any] = {
@@ -35,7 +35,8 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 WINDOW = {"sliding_window": 8, "head_dim": 32}
-# what each family has besides; phi's heads are larger, since onnxruntime turns multiples of 16 numbers
+# What each family has besides. Phi's heads are larger, since onnxruntime turns multiples of 16 numbers, and its eps is
+# what the builder writes, whatever the model has.
 FAMILIES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "llama": ("Llama", {}, []),
     "llama_apart": ("Llama", {}, ["fuse_qkv=false"]),
@@ -44,7 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "mistral": ("Mistral", {"sliding_window": 8}, []),
     "gemma": ("Gemma", {"head_dim": 32, "tie_word_embeddings": True}, []),
     "gemma2": ("Gemma2", {**WINDOW, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}, []),
-    "phi": ("Phi", {"hidden_size": 128, "num_key_value_heads": 4}, []),
+    "phi": ("Phi", {"hidden_size": 128, "num_key_value_heads": 4, "layer_norm_eps": 1e-6}, []),
     "phi3": (
         "Phi3",
         {
@@ -66,12 +67,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
 
 def write_tokenizer(folder: Path) -> None:
     """A tokenizer of bytes that has learned from pages of the standard library."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     special = ["<pad>", "<s>", "</s>"]
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet)
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet)
     tokenizer.train_from_iterator([pydoc.render_doc(name) for name in ("argparse", "json", "logging")], trainer)
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"

@@ -15,40 +15,46 @@ MASK_FILTER = -10000.0
 
 
 def attention(op: Composer) -> list[str | None]:
-    """softmax(q·kᵀ·scale + mask + bias)·v with q, k, v = x·w + b; and the present keys and values, (2, B, N, T, H)."""
-    heads, sizes = op.count("num_heads"), op.attribute("qkv_hidden_sizes")
+    """`attend` of q, k, v = x·w + b by heads, masked, (B, S, N·H); and the present keys and values, (2, B, N, T, H)."""
+    heads, sizes, past = op.count("num_heads"), op.attribute("qkv_hidden_sizes"), op.input(4)
     op.attribute("rotary_embedding_dim")
+    op.input(6)  # the length of a past that shares its buffer: no more than a name on the CPU
     if op.attribute("do_rotary", 0):
-        raise op.refuse("do_rotary is not handled. Export with a RotaryEmbedding of its own")
-    if op.attribute("past_present_share_buffer", 0) or op.input(6):
-        raise op.refuse("a buffer that past and present share is not handled. Export without it")
+        raise op.refuse("do_rotary is not handled, nor has onnxruntime's CPU a kernel. Export a RotaryEmbedding")
+    if op.attribute("past_present_share_buffer", 0) and past:
+        raise op.refuse(
+            "past_present_share_buffer with a past is not handled, nor has onnxruntime's CPU a kernel. Leave it out"
+        )
+    if sizes and op.wants(1) and len(set(sizes)) > 1:
+        raise op.refuse(f"the output 'present' needs values as wide as keys, got qkv_hidden_sizes {list(sizes)}")
     projected = op.MatMul(op.input(0), op.input(1))
     projected = op.Add(projected, op.input(2)) if op.input(2) else projected
     split = {"num_outputs": None if sizes else 3, "axis": -1}
     q, k, v = (_heads(op, x, heads) for x in op.several("Split", 3, projected, list(sizes) if sizes else None, **split))
-    past, added = op.input(4), 0
+    before = 0
     if past:
-        added = op.length(past, 3)
+        before = op.length(past, 3)
         k, v = (op.Concat(op.Gather(past, op.constant(np.array(n)), axis=0), x, axis=2) for n, x in enumerate((k, v)))
     bias = _bias(op, q, k, mask=op.input(3), bias=op.input(5))
-    offset = added if op.attribute("unidirectional", 0) else None
+    offset = before if op.attribute("unidirectional", 0) else None
     y = together(op, attend(op, q, k, v, scale=op.attribute("scale", 0.0), bias=bias, offset=offset))
     present = op.Concat(*(op.Unsqueeze(x, [0]) for x in (k, v)), axis=0) if op.wants(1) else None
     return [y, present]
 
 
 def multi_head_attention(op: Composer) -> list[str | None]:
-    """softmax(q·kᵀ·scale + mask + bias)·v; and the present keys and values, (B, N, T, H).
+    """`attend` of q, k, v, masked, (B, S, N·H); the present keys and values, (B, N, T, H); and the scores.
 
-    Keys and values are (B, T, N·H), or (B, N, T, H), to which no input bias is added.
+    Keys and values are (B, T, N·H), or (B, N, T, H), to which no input bias is added. With past_sequence_length P the
+    past is a buffer: of its keys P are read, and the present is that buffer with the new ones from P on.
     """
     heads, query, key, value, bias = op.count("num_heads"), *(op.input(n) for n in range(4))
     if not key or not value or op.rank(query, "by MultiHeadAttention") != 3:
         raise op.refuse(
             "packed queries, keys and values are not handled, nor has onnxruntime a kernel. Export them apart"
         )
-    if op.input(8) or op.input(9):
-        raise op.refuse("past_sequence_length and cache_indirection are not handled. Export without beam search")
+    if op.input(9):
+        raise op.refuse("cache_indirection is not handled. Export without beam search")
     split_already = op.rank(key, "by MultiHeadAttention") == 4
     q, k, v = query, key, value
     if bias:
@@ -57,16 +63,26 @@ def multi_head_attention(op: Composer) -> list[str | None]:
         if not split_already:
             more = op.Add(total, op.length(k, 2))
             k, v = op.Add(k, op.Slice(bias, total, more)), op.Add(v, op.Slice(bias, more, end))
-    q, past_key, past_value, added = _heads(op, q, heads), op.input(6), op.input(7), 0
+    q, filled, before = _heads(op, q, heads), op.input(8), 0
+    past = [name for name in (op.input(6), op.input(7)) if name]
     k, v = (x if split_already else _heads(op, x, heads) for x in (k, v))
-    if past_key:
-        added = op.length(past_key, 2)
-        k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
+    present = [k, v]
+    if past:
+        before, read, rest = op.length(past[0], 2), past, []
+        if filled:
+            before = op.Reshape(op.Cast(filled, to=TensorProto.INT64), [1])
+            read = [op.Slice(x, [0], before, [2]) for x in past]
+            rest = [op.Slice(x, op.Add(before, op.length(k, 2)), [2**62], [2]) for x in past]
+        k, v = (op.Concat(a, b, axis=2) for a, b in zip(read, (k, v), strict=True))
+        present = [op.Concat(a, b, axis=2) for a, b in zip((k, v), rest, strict=False)] or [k, v]
     bias = _bias(op, q, k, mask=op.input(4), bias=op.input(5))
-    if op.attribute("unidirectional", 0):
-        later = op.Where(_later(op, q, k, added), op.number(-inf, q), op.number(0.0, q))
-        bias = op.Add(bias, later) if bias else later
-    return [together(op, attend(op, q, k, v, scale=op.attribute("scale", 0.0), bias=bias)), k, v]
+    scale, later = op.attribute("scale", 0.0), _later(op, q, k, before) if op.attribute("unidirectional", 0) else ""
+    s = scores(op, q, k, scale=scale, bias=bias) if op.wants(3) else None
+    if later:
+        s = s and op.Where(later, op.number(float(np.finfo(np.float32).min), s), s)
+        hidden = op.Where(later, op.number(-inf, q), op.number(0.0, q))
+        bias = op.Add(bias, hidden) if bias else hidden
+    return [together(op, attend(op, q, k, v, scale=scale, bias=bias)), *present, s]
 
 
 def rotary_embedding(op: Composer) -> str:
@@ -225,7 +241,7 @@ def _masked(op: Composer, mask: str, q: str, k: str, value: float) -> str:
     """`value` where a key is masked, else 0, to be added to scores (B, N, S, T).
 
     mask: (B, T) or (B, S, T), above 0 where a key counts; or the number of keys that count, (B), and behind them
-    the first that counts, (2B).
+    the first that counts, (2B), or what is not read, (3B + 2).
     """
     rank = op.rank(mask, "because it says what it means")
     zero = op.number(0.0, q)
@@ -236,12 +252,11 @@ def _masked(op: Composer, mask: str, q: str, k: str, value: float) -> str:
     if rank != 1:
         raise op.refuse(f"masks of 1, 2 and 3 axes are handled, got {rank}. Export another form")
     batch = op.length(q, 0)
-    # (B) or (2B); packed lengths, (3B + 2), fail in the run
-    rows = op.Min(op.Div(op.Shape(mask), batch), op.constant(np.array([2])))
-    mask = op.Reshape(op.Reshape(mask, op.joined(rows, batch)), [-1])
+    twice = op.Mul(batch, [2])
     none = op.ConstantOfShape(batch, value=helper.make_tensor("", TensorProto.INT32, [1], [0]))
-    bounds = op.Reshape(op.Slice(op.Concat(mask, none, axis=0), [0], op.Mul(batch, [2])), op.joined(2, batch, 1))
-    end, start = (op.Gather(bounds, op.constant(np.array(n)), axis=0) for n in (0, 1))
+    end, start = op.Slice(mask, [0], batch), op.Slice(op.Concat(mask, none, axis=0), batch, twice)
+    start = op.Where(op.Equal(op.Shape(mask), twice), start, none)
+    end, start = (op.Unsqueeze(x, [1]) for x in (end, start))
     keys = op.Cast(arange(op, op.length(k, 2)), to=TensorProto.INT32)
     outside = op.Or(op.GreaterOrEqual(keys, end), op.Less(keys, start))
     return op.Where(op.Unsqueeze(outside, [1, 2]), masked, zero)

@@ -23,11 +23,11 @@ def group_query_attention(op: Composer) -> list[str | None]:
     """
     _check_form(op)
     q, k, v = _projected(op)
-    tokens = _Tokens(op, op.length(q, 2))
+    past = [name for name in (op.input(3), op.input(4)) if name and op.known.length(name, 2) != 0]
+    tokens = _Tokens(op, op.length(q, 2), cached=bool(past))
     positions, caches = op.input(9), [op.input(7), op.input(8)]
     if op.attribute("do_rotary", 0) == 1:
         q, k = _turned(op, q, k, caches, tokens.positions(positions))
-    past = [name for name in (op.input(3), op.input(4)) if name and op.known.length(name, 2) != 0]
     present = [k, v]
     if past:
         sliding = bool(op.attribute("sliding_window_cache", 0))
@@ -59,7 +59,7 @@ class _Tokens:
     starts is "" where it is 0; real, whether a new one is no padding, (B, S), where query_seqlens says so, else "".
     """
 
-    def __init__(self, op: Composer, count: str) -> None:
+    def __init__(self, op: Composer, count: str, *, cached: bool) -> None:
         self.op, self.count = op, count
         self.ends = op.Add(_column(op, op.input(5)), [1])
         self.total = op.Reshape(op.Cast(op.input(6), to=TensorProto.INT64), [1])
@@ -68,7 +68,7 @@ class _Tokens:
         if op.input(16):
             new = _column(op, op.input(16))
             self.starts, self.real = op.Sub(self.ends, new), op.Less(attention.arange(op, count), new)
-        elif op.input(3):
+        elif cached:
             self.starts = op.Where(self.prompt, [0], op.Sub(self.ends, count))
 
     def positions(self, stated: str) -> str:
@@ -193,14 +193,14 @@ def _turned(op: Composer, q: str, k: str, caches: list[str], positions: str) -> 
         raise op.refuse(f"expected cosines for 8, 16, ... pairs of the {size} numbers of a head, got {half}")
     whole = size is not None and half is not None and size == 2 * half
     part = None if whole else op.Mul(op.length(caches[0], 1), [2])
-    tables = [op.Unsqueeze(c, [1]) for c in attention.at_positions(op, caches, positions)]
+    cos, sin = (op.Unsqueeze(c, [1]) for c in attention.at_positions(op, caches, positions))
     interleaved = int(op.attribute("rotary_interleaved", 0) == 1)
-    q = attention.turned(op, q, *tables, interleaved, part)
+    q = attention.turned(op, q, cos, sin, interleaved, part)
     if op.known.length(k, 2) == 0:
         return [q, k]
     if op.input(1) and op.input(3) and op.known.length(k, 2) is None:  # there may be none
-        tables = [op.Slice(c, [0], op.length(k, 2), [2]) for c in tables]
-    return [q, attention.turned(op, k, *tables, interleaved, part)]
+        cos, sin = (op.Slice(c, [0], op.length(k, 2), [2]) for c in (cos, sin))
+    return [q, attention.turned(op, k, cos, sin, interleaved, part)]
 
 
 def _rows(op: Composer, x: str, index: str, real: str) -> str:

@@ -99,7 +99,7 @@ class Decoder(Emitter):
     def _pasts(self, n: int) -> list[str]:
         if not self.pasts:
             return ["", ""]
-        shapes: tuple[Dims, Dims] = (("batch", HEADS, "past", SIZE),) * 2
+        shapes: tuple[Dims, ...] = (("batch", HEADS, "past", SIZE),) * 2
         if self.form in ("joint", "Attention"):
             return [self.input(f"{self.prefix_of_pasts}{n}", FLOAT, 2, "batch", HEADS, "past", SIZE)]
         if self.form == "transposed":

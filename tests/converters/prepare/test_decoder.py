@@ -28,7 +28,7 @@ def graph_of(model: Any, **options: Any) -> ob.TrainingGraph:
         return ob.training_graph(model, loss=LOSS, **options)
 
 
-def gradients(model: Any, feeds: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
+def gradients(model: Any, feeds: dict[str, np.ndarray], **options: Any) -> dict[str, Any]:
     graph = graph_of(model, **options)
     found = ob.session(graph.model).run(None, feeds)
     named = dict(zip((v.name for v in graph.model.graph.output), found, strict=True))
@@ -36,7 +36,7 @@ def gradients(model: Any, feeds: dict[str, np.ndarray], **options: Any) -> dict[
     return {x: named[g] for x, g in names.items()}
 
 
-def without_cache(form: str, mask: np.ndarray, positions: np.ndarray) -> dict[str, np.ndarray]:
+def without_cache(form: str, mask: np.ndarray, positions: np.ndarray) -> dict[str, Any]:
     """The gradients of the same decoder that an exporter has written without a cache."""
     form = "plain" if form == "GroupQueryAttention" else form  # the same numbers; the other is always a decoder
     graph = ob.training_graph(decoder(form, cache=False), loss=LOSS, prediction="logits")
@@ -45,7 +45,7 @@ def without_cache(form: str, mask: np.ndarray, positions: np.ndarray) -> dict[st
     return dict(zip(("loss", *graph.parameters), found, strict=True))
 
 
-def empty_pasts(model: ModelProto) -> dict[str, np.ndarray]:
+def empty_pasts(model: ModelProto) -> dict[str, Any]:
     """Pasts of length 0 in the shapes that a model declares."""
     lengths = {"batch": B, "past": 0}
     return {
@@ -55,7 +55,7 @@ def empty_pasts(model: ModelProto) -> dict[str, np.ndarray]:
     }
 
 
-def run(model: Any, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def run(model: Any, feeds: dict[str, np.ndarray]) -> dict[str, Any]:
     session = onnxruntime.InferenceSession(model if isinstance(model, str) else model.SerializeToString())
     return dict(zip((y.name for y in session.get_outputs()), session.run(None, feeds), strict=True))
 

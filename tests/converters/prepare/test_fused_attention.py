@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 
-from tests.support.adjoint import forward_session
-from tests.support.fused_checks import check_fused, expanded, one_node
+from tests.support.fused_checks import check_fused
 
 RNG = np.random.default_rng(4)
 B, S, N, H = 2, 3, 2, 4
@@ -118,11 +116,8 @@ def test_causal_with_other_numbers_of_keys(queries: int, keys: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
-def test_packed_lengths_fail_in_the_run(batch: int) -> None:
-    """(3B + 2) of them: the lengths of keys, and where each query and key begins."""
+def test_packed_lengths(batch: int) -> None:
+    """(3B + 2) of them: the numbers of keys, and where each query and key begins, which onnxruntime does not read."""
     feeds = {"q": draw(batch, 4, 8), "k": draw(batch, 4, 8), "v": draw(batch, 4, 8), "bias": None}
     mask = np.concatenate([np.full(batch, 2), 4 * np.arange(batch + 1), 4 * np.arange(batch + 1)]).astype(np.int32)
-    model = expanded(one_node("MultiHeadAttention", {**feeds, "mask": mask}, num_heads=2))
-    given = {name: array for name, array in {**feeds, "mask": mask}.items() if array is not None}
-    with pytest.raises((Fail, InvalidArgument, RuntimeException)):
-        forward_session(model).run(None, given)
+    check_fused("MultiHeadAttention", {**feeds, "mask": mask}, ["q", "k", "v"], num_heads=2)

@@ -2,60 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.errors import UnsupportedError
-from tests.support.adjoint import Feeds, forward_session, run
+from tests.support.adjoint import forward_session, run
 from tests.support.batch import check_each
+from tests.support.forms import Form, answers_of, close, feeds_of, forwards, gradients, same, slopes
 from tests.support.fused_checks import check_gradient, expanded, one_node
 from tests.support.renamed import STYLES, joined, renamed
-from tests.support.rule_checks import symbolic
 
 NAMES = ["q", "k", "v", "past_k", "past_v", "lengths", "total", "cos", "sin", "ids", "bias", "sink", "12", "13", "14",
          "15", "chunks"]  # fmt: skip
-STEP, TOLERANCE = 2.0**-5, 1e-3
-FORWARD = {np.float16: 6e-3, np.float32: 3e-5}
 FORMS = ["prompt", "empty cache", "prompt in buffer", "continued", "buffer", "token", "shared", "chunks", "sliding"]
 SEEDS = range(45)
 
 
-@dataclass
-class Case:
-    """A form of the operator; `specified` says, output by output, what onnxruntime writes."""
-
-    label: str
-    feeds: Feeds
-    attributes: dict[str, Any]
-    specified: list[np.ndarray]
-
-    def model(self, *, dynamic: bool = False) -> ModelProto:
-        feeds = {name: self.feeds.get(name) for name in NAMES}
-        model = one_node("GroupQueryAttention", feeds, len(self.specified), **self.attributes)
-        return symbolic(model) if dynamic else model
-
-    @property
-    def wrt(self) -> list[str]:
-        unread = ("bias", "sink") if self.attributes.get("local_window_size") == 0 else ()
-        return [n for n, array in self.feeds.items() if array.dtype.kind == "f" and array.size and n not in unread]
-
-    def half(self) -> Case:
-        feeds = {n: a.astype(np.float16) if a.dtype == np.float32 else a for n, a in self.feeds.items()}
-        return Case(f"half {self.label}", feeds, self.attributes, self.specified)
-
-    def __str__(self) -> str:
-        shapes = {name: array.shape for name, array in self.feeds.items()}
-        return f"{self.label} {self.attributes} {shapes}"
-
-
-def random_case(seed: int) -> Case:
+def random_case(seed: int) -> Form:
     rng = np.random.default_rng(seed)
     form = FORMS[seed % len(FORMS)]
     one = form in ("continued", "buffer") or (form == "shared" and rng.random() < 0.5)
@@ -125,9 +92,10 @@ def random_case(seed: int) -> Case:
         attributes["causal"], window = 0, -1
     if window >= 0:
         attributes["local_window_size"] = window
-    return Case(
-        f"seed {seed}, {form}", feeds, attributes, _specified(form, feeds, attributes, tokens, added, new, total, rng)
-    )
+    specified = _specified(form, feeds, attributes, tokens, added, new, total, rng)
+    inputs = {name: feeds.get(name) for name in NAMES}
+    unread = ("bias", "sink") if window == 0 else ()
+    return Form(f"seed {seed}, {form}", "GroupQueryAttention", inputs, attributes, specified, unread)
 
 
 def _specified(form, feeds, attributes, tokens, added, new, total, rng) -> list[np.ndarray]:
@@ -141,7 +109,7 @@ def _specified(form, feeds, attributes, tokens, added, new, total, rng) -> list[
     y = np.ones((batch, new, heads * size), bool)
     present = np.ones((batch, shared, length, size), bool)
     if form == "chunks":
-        y &= (np.arange(new) < added[:, None])[:, :, None]
+        y &= np.less(np.arange(new), added[:, None])[:, :, None]
         present &= (np.arange(length) < tokens[:, None])[:, None, :, None]
     if form == "sliding":
         step = length - attributes["local_window_size"] + 1
@@ -157,90 +125,11 @@ def _specified(form, feeds, attributes, tokens, added, new, total, rng) -> list[
     return [y, present, present, s & y.any(2)[:, None, :, None]]
 
 
-def feeds_of(cases: Sequence[Case]) -> Feeds:
-    return {f"{n}/{name}": array for n, case in enumerate(cases) for name, array in case.feeds.items()}
-
-
-def answers_of(cases: Sequence[Case], answers: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
-    """The outputs of all, case by case; 0 where the kernel leaves what was there."""
-    rest = iter(answers)
-    return [[np.where(s, next(rest), 0) for s in case.specified] for case in cases]
-
-
-def forwards(cases: Sequence[Case], *, dynamic: bool) -> list[tuple[list[np.ndarray], list[np.ndarray]]]:
-    written_out = expanded(joined([case.model(dynamic=dynamic) for case in cases]))
-    theirs = forward_session(joined([case.model() for case in cases]))
-    results = (answers_of(cases, run(session, feeds_of(cases))) for session in (theirs, forward_session(written_out)))
-    return list(zip(*results, strict=True))
-
-
-def same(case: Case, answers: tuple[list[np.ndarray], list[np.ndarray]]) -> None:
-    for theirs, ours in zip(*answers, strict=True):
-        assert theirs.dtype == ours.dtype
-        close = FORWARD[theirs.dtype.type]
-        np.testing.assert_allclose(ours, theirs, rtol=close, atol=close, err_msg=str(case), strict=True)
-
-
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 def test_forward(dynamic: bool, half: bool) -> None:
-    cases = [random_case(seed).half() if half else random_case(seed) for seed in SEEDS]
+    cases = [random_case(seed).cast(np.float32, np.float16) if half else random_case(seed) for seed in SEEDS]
     check_each(cases, partial(forwards, dynamic=dynamic), same)
-
-
-def gradients(
-    cases: Sequence[Case], *, kernels: Any, dynamic: bool = False
-) -> tuple[list[Feeds], list[list[np.ndarray]]]:
-    """What backward gives, case by case, and the random dy of each output, 0 where the kernel writes nothing."""
-    rng = np.random.default_rng(1)
-    model = joined([case.model(dynamic=dynamic) for case in cases])
-    outputs = iter([value.name for value in model.graph.output])
-    graph = ob.backward(model, wrt=[f"{n}/{x}" for n, case in enumerate(cases) for x in case.wrt], kernels=kernels)
-    told, fed, seeds = ob.derivatives(graph)[-1], feeds_of(cases), []
-    for case in cases:
-        kind = case.feeds["q"].dtype
-        seeds.append([(rng.standard_normal(s.shape) * s).astype(kind) for s in case.specified])
-        fed |= {told.seeds[next(outputs)]: dy for dy in seeds[-1]}
-    session = ob.session(graph, kernels=None)
-    accepted = {value.name for value in session.get_inputs()}
-    answers = run(session, {name: array for name, array in fed.items() if name in accepted})
-    found = dict(zip([o.name for o in session.get_outputs()], answers, strict=True))
-    return [{x: found[told.results[f"{n}/{x}"]] for x in case.wrt} for n, case in enumerate(cases)], seeds
-
-
-def slopes(cases: Sequence[Case], *, kernels: Any, dynamic: bool) -> list[dict[str, tuple[float, float, float]]]:
-    """By input: <dy, dF/dh(x + h·v)> of onnxruntime's own forward, <dx, v>, and the scale they are compared on."""
-    found, seeds = gradients(cases, kernels=kernels, dynamic=dynamic)
-    theirs, feeds, rng = (
-        forward_session(joined([case.model() for case in cases])),
-        feeds_of(cases),
-        np.random.default_rng(2),
-    )
-    result: list[dict[str, tuple[float, float, float]]] = [{} for _ in cases]
-    for turn in range(max(len(case.wrt) for case in cases)):
-        moved = {n: case.wrt[turn] for n, case in enumerate(cases) if turn < len(case.wrt)}
-        moves = {n: rng.standard_normal(cases[n].feeds[x].shape) for n, x in moved.items()}
-
-        def at(step: float, moved: dict[int, str] = moved, moves: dict[int, np.ndarray] = moves) -> list[float]:
-            changed = {f"{n}/{x}": (cases[n].feeds[x] + step * moves[n]).astype(np.float32) for n, x in moved.items()}
-            answers = answers_of(cases, run(theirs, feeds | changed))
-            return [
-                sum(float(np.sum(y.astype(float) * dy)) for y, dy in zip(ys, dys, strict=True))
-                for ys, dys in zip(answers, seeds, strict=True)
-            ]
-
-        near, far = (np.subtract(at(h), at(-h)) / (2 * h) for h in (STEP, 2 * STEP))
-        expected = (4 * near - far) / 3
-        for n, name in moved.items():
-            gradient, v = found[n][name].astype(float), moves[n]
-            size = float(np.linalg.norm(gradient) * np.linalg.norm(v)) / np.sqrt(v.size) + abs(expected[n])
-            result[n][name] = float(expected[n]), float(np.sum(gradient * v)), size + 1e-2
-    return result
-
-
-def close(case: Case, answers: dict[str, tuple[float, float, float]]) -> None:
-    for name, (expected, got, size) in answers.items():
-        assert abs(expected - got) <= TOLERANCE * size, f"{case}: {name}: expected {expected:.6g}, got {got:.6g}"
 
 
 @pytest.mark.parametrize(
@@ -261,9 +150,8 @@ def test_gradients_in_float64(seed: int) -> None:
 
 def test_gradients_in_float16() -> None:
     cases = [random_case(seed) for seed in range(90, 108)]
-    halves = [case.half() for case in cases]
-    again = [Case(c.label, {n: a.astype(np.float32) if a.dtype == np.float16 else a for n, a in c.feeds.items()},
-                  c.attributes, c.specified) for c in halves]  # fmt: skip
+    halves = [case.cast(np.float32, np.float16) for case in cases]
+    again = [case.cast(np.float16, np.float32) for case in halves]
     for case, half, single in zip(cases, *(gradients(c, kernels="native")[0] for c in (halves, again)), strict=True):
         reach = case.attributes.get("local_window_size", -1)
         for name in case.wrt if reach < 0 else ():  # padding sees other keys with a window
