@@ -8,6 +8,7 @@ import numpy as np
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.text.tokenizer import IGNORED, Tokens
+from onnx_backprop.training.data import packing
 from onnx_backprop.training.data.batches import Batches
 
 _STEP = 8  # rows are as long as a multiple of this, so that few lengths occur
@@ -41,22 +42,17 @@ class TextBatches(Batches):
         positions of each begin at 0. A token then sees what is before it in its row, of other examples too, unless the
         model tells these apart by their positions. names: the arrays that a batch has, as a graph takes them.
         """
-        rows = [[part] for part in windows(examples, length)]
-        if pack:
-            rows = _packed([part for (part,) in rows], length)
-        self._lengths = np.array([sum(len(part.ids) for part in row) for row in rows])
-        shape = (len(rows), -(-int(self._lengths.max()) // _STEP) * _STEP)
-        arrays = {name: np.full(shape, {"input_ids": pad, "labels": IGNORED}.get(name, 0)) for name in _NAMES}
-        for n, row in enumerate(rows):
-            start = 0
-            for part in row:
-                place = n, slice(start, start := start + len(part.ids))
-                arrays["input_ids"][place] = part.ids
-                arrays["labels"][place] = np.where(np.arange(len(part.ids)) > 0, part.labels, IGNORED)
-                arrays["attention_mask"][place] = 1
-                arrays["position_ids"][place] = np.arange(len(part.ids))
+        parts = sorted(windows(examples, length), key=lambda part: -len(part.ids) if pack else 0)
+        width = length if pack else -(-max(len(part.ids) for part in parts) // _STEP) * _STEP
+        rows = [
+            packing.pack([ids for ids, _ in some], width, labels=[labels for _, labels in some], pad=pad)
+            for some in ([parts] if pack else [[part] for part in parts])
+        ]
+        arrays = {name: np.concatenate([row[name] for row in rows]) for name in _NAMES}
+        self._lengths = arrays["attention_mask"].sum(axis=1)
         self.learned = int((arrays["labels"] != IGNORED).sum())
-        super().__init__({name: arrays[name] for name in names}, min(size, len(rows)), seed=seed, shuffle=shuffle)
+        chosen = {name: arrays[name] for name in names}
+        super().__init__(chosen, min(size, len(self._lengths)), seed=seed, shuffle=shuffle)
 
     def _take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         longest = -(-int(self._lengths[rows].max(initial=1)) // _STEP) * _STEP
@@ -85,17 +81,3 @@ def windows(examples: Sequence[Tokens], length: int) -> list[Tokens]:
     if not result:
         raise InvalidArgumentError(f"expected at least one with something to learn in {length} tokens", "examples")
     return result
-
-
-def _packed(parts: Sequence[Tokens], length: int) -> list[list[Tokens]]:
-    """Rows of at most `length` tokens: each part, the longest first, goes into the first row that has room for it."""
-    rows: list[list[Tokens]] = []
-    room: list[int] = []
-    for part in sorted(parts, key=lambda part: -len(part.ids)):
-        n = next((n for n, left in enumerate(room) if left >= len(part.ids)), len(rows))
-        if n == len(rows):
-            rows.append([])
-            room.append(length)
-        rows[n].append(part)
-        room[n] -= len(part.ids)
-    return rows
