@@ -133,6 +133,7 @@ def test_an_embedding_that_shares_the_integers_of_the_head() -> None:
     assert run(ob.requantize(floats, model), ids).tolist() == run(model, ids).tolist()
     adapted = ob.lora(model, projections(model), rank=3)
     assert adapted.trainable == ("mid_Q4.lora_A", "mid_Q4.lora_B")
+    assert ob.lora(model, ["mid*"], rank=3).trainable == adapted.trainable, "and no warning of scales"
     values = moved(adapted, 0.5)
     expected = run(adapted.merge(values), ids)
     assert np.abs(expected - run(model, ids)).max() > 1

@@ -20,7 +20,7 @@ def test_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.chdir(tmp_path)
     shutil.copytree(FOLDER, tmp_path / "llama-int4")
     code: list[Block] = [block for block in blocks(ROOT / "docs" / "language_models.md") if block.language]
-    assert [block.not_run for block in code] == [PAGE_OF_TEXT, OF_GENAI, *[PAGE_OF_TEXT] * 3]
+    assert [block.not_run for block in code] == [PAGE_OF_TEXT, OF_GENAI, *[PAGE_OF_TEXT] * 4]
     command, genai, *python = code
     names: dict[str, Any] = {"__name__": "language_models"}
     for block in python:
