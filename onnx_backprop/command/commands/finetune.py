@@ -157,7 +157,7 @@ def _examples(arguments: argparse.Namespace, tokenizer: Any, length: int) -> tup
 
 def _check_vocabulary(model: ModelProto, highest: int, tokenizer: Any) -> None:
     """InvalidArgumentError for a tokenizer whose tokens the model does not have."""
-    dims = [value.type.tensor_type.shape.dim for value in model.graph.output][:1]
+    dims = [v.type.tensor_type.shape.dim for v in model.graph.output if v.name == "logits"]
     classes = dims[0][-1].dim_value if dims and dims[0] else 0
     if classes and highest >= classes:
         raise InvalidArgumentError(
