@@ -95,8 +95,10 @@ def in_onnx(x: np.ndarray, w: np.ndarray, labels: np.ndarray, *, blocks: bool, f
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     loss = ob.losses.NextToken(shift=False, block_rows=None if blocks else 0)
-    wanted = {"trainable": ["x"]} if frozen else {"wrt_inputs": ["x"]}
-    converted = ob.training_graph(model, loss=loss, **wanted)
+    if frozen:
+        converted = ob.training_graph(model, loss=loss, trainable=["x"])
+    else:
+        converted = ob.training_graph(model, loss=loss, wrt_inputs=["x"])
     del model, graph
     slots = tuple(Slot(name, output, PARAMETER) for name, output in converted.parameters.items())
     alone = step_alone(replace(converted, state=slots), converted.model)  # without the logits
@@ -111,7 +113,7 @@ def in_onnx(x: np.ndarray, w: np.ndarray, labels: np.ndarray, *, blocks: bool, f
 
 def in_torch(x: np.ndarray, w: np.ndarray, labels: np.ndarray, *, frozen: bool) -> Callable[[], float]:
     """PyTorch's linear and cross_entropy."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)
     hidden, matrix = torch.tensor(x, requires_grad=True), torch.tensor(w, requires_grad=not frozen)

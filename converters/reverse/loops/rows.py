@@ -33,13 +33,12 @@ Walk = Callable[[ir.Value, Sequence[ir.Value], ir.Value, Builder], dict[ir.Value
 
 
 def row_losses(
-    op: Builder, z: ir.Value, t: ir.Value, smoothing: float, z_loss: float
+    op: Builder, z: ir.Value, t: ir.Value, classes: int, smoothing: float, z_loss: float
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
     """l_n of every row, (R, 1), and what `row_seed` reads; z (R, C), t (R, 1) int64."""
-    lengths = dims(z)
     p = op.Softmax(z, axis=1)
     p.shape = z.shape
-    r = _sum_of_row(op, p, int(lengths[1]) if lengths else 0)
+    r = _sum_of_row(op, p, classes)
     largest = op.ReduceMax(z, [1], keepdims=1)  # λ = max z - log max p, where max p >= 1/C
     lse = op.Sub(largest, op.Log(op.Div(op.ReduceMax(p, [1], keepdims=1), r)))
     picked = op.GatherElements(z, t, axis=1)

@@ -2,10 +2,10 @@
 
     total = Σ_n w_n · l(z_n, t_n),  z_n = f(x_n)
 
-f is what leads from the last products to the logits: a MatMul or Gemm by a matrix that is trained, frozen, tied to an
-embedding or has a LoRA beside it, a bias, a factor, a softcap c · tanh(z / c). Each step of a Loop takes some of the
-rows that count, computes their logits and adds up their losses; `reverse.loops.rows` lets the same steps compute the
-gradients. Source: Hsu et al., "Liger Kernel", 2024; Wijmans et al., "Cut Your Losses", 2025.
+f is what leads from the last products to the logits: a MatMul or Gemm by a matrix that is trained, frozen or tied to an
+embedding, a MatMulNBits, a LoRA beside it, a bias, a factor, a softcap c · tanh(z / c). Each step of a Loop takes some
+of the rows that count, computes their logits and adds up their losses; `reverse.loops.rows` lets the same steps compute
+the gradients. Source: Hsu et al., "Liger Kernel", 2024; Wijmans et al., "Cut Your Losses", 2025.
 """
 
 from __future__ import annotations
@@ -113,12 +113,18 @@ def _visit(
 
 def _is_product(node: ir.Node, rank: int) -> bool:
     """Whether each row of the output is the product of a row of the first input and a matrix."""
+    if _is_packed(node):
+        return node.inputs[0] is not None and len(dims(node.inputs[0]) or ()) == rank
     if not is_standard(node, "MatMul", "Gemm"):
         return False
     a, b, c = (*node.inputs, None)[:3]
     known = a is not None and b is not None and len(dims(a) or ()) == rank and len(dims(b) or ()) == 2
     turned = node.attributes.get("transA")
     return known and (turned is None or not turned.as_int()) and (c is None or _is_broadcast(c))
+
+
+def _is_packed(node: ir.Node) -> bool:
+    return (node.domain, node.op_type) == ("com.microsoft", "MatMulNBits")
 
 
 def _is_broadcast(value: ir.Value) -> bool:
@@ -168,7 +174,7 @@ def emit_blocks(
     blocks = op.Max(op.Div(op.Add(number, size - 1), size), 1)
     each = op.Max(op.Div(op.Add(number, op.Sub(blocks, 1)), blocks), 1)  # rows of a block
     places = op.Concat(places, [0], axis=0)  # the last fills blocks up
-    outer = {x: op.Flatten(wide(op, x), axis=-1) if len(dims(x) or ()) != 2 else wide(op, x) for x in head.rows}
+    outer = {x: x if len(dims(x) or ()) == 2 else op.Flatten(x, axis=-1) for x in head.rows}
     for x, flat in outer.items():
         flat.shape = ir.Shape((None, (dims(x) or (None,))[-1])) if flat is not x else x.shape
     parameters = _parameters(op, head)
@@ -193,7 +199,7 @@ def emit_blocks(
         counts, noted = inner.Mul(counts, own), {"weights": own}
     w = inner.Unsqueeze(counts, [1])
     t = inner.Unsqueeze(inner.Gather(labels, at), [1])
-    loss, values = row_losses(inner, z, t, smoothing, z_loss)
+    loss, values = row_losses(inner, z, t, classes, smoothing, z_loss)
     added = inner.Add(total, inner.ReduceSum(inner.Cast(inner.Mul(w, loss), to=ir.DataType.DOUBLE), keepdims=0))
     added.shape = ir.Shape([])
     body = ir.Graph([n, go, total], [inner.Identity(go), added], nodes=inner.nodes, name=inner.unique(inner.prefix))
@@ -218,6 +224,9 @@ def _parameters(op: Builder, head: Head) -> dict[ir.Value, ir.Value]:
     for node in head.nodes:
         for n, x in enumerate(node.inputs):
             if x is None or x in inside or x in found or (n == 0 and x in head.rows) or is_standard(node, "Reshape"):
+                continue
+            if _is_packed(node):
+                found[x] = x
                 continue
             shape, matrix = dims(x) or (), n == 1 and _is_product(node, len(dims(node.outputs[0]) or ()))
             source = _turned(x) if matrix else None
@@ -248,8 +257,11 @@ def _emitted(op: Builder, node: ir.Node, made: dict[ir.Value, ir.Value], classes
     op_type = node.op_type
     if is_standard(node, "MatMul", "Gemm"):
         op_type, b = "Gemm", node.inputs[1]
+        inputs[0] = None if inputs[0] is None else wide(op, inputs[0])
         if b is not None and _turned(b) is not None:
             attributes["transB"] = 1 - attributes.get("transB", 0)
-    (result,) = op.emit(op_type, inputs, attributes)
+    (result,) = op.emit(op_type, inputs, attributes, domain=node.domain)
+    if _is_packed(node) and inputs[0] is not None:
+        result.dtype = element_type(inputs[0])
     result.shape = ir.Shape((None, classes))
-    return result
+    return wide(op, result)

@@ -223,7 +223,7 @@ def test_gradients_by_token_weights(rng) -> None:
         )
         with pytest.raises(ob.InvalidArgumentError):
             ob.training_graph(graph.eval_model(), wrt_inputs=["labels"])
-        again = ob.training_graph(graph.eval_model(outputs=()), wrt_inputs=["scores"], frozen=["m", "w"])
+        again = ob.training_graph(graph.eval_model(outputs=()), wrt_inputs=["scores", "x"], frozen=["m", "w"])
         found.append(outputs(again.model, {"x": x, "labels": labels, "scores": np.full((2, 4), 0.5, np.float32)}))
     np.testing.assert_allclose(found[1]["scores_grad"], found[0]["scores_grad"], rtol=1e-5, atol=1e-7)
     assert found[0]["scores_grad"].any()
