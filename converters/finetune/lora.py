@@ -14,6 +14,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx_backprop.converters.finetune.forms import form_of
 from onnx_backprop.converters.finetune.linear import Layers, Linear
 from onnx_backprop.converters.finetune.targets import Place, choose
+from onnx_backprop.converters.prepare.decoder import with_cache_alone
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.selection import Patterns, select
@@ -182,6 +183,8 @@ def lora(
     if not (math.isfinite(scale) and scale > 0):
         raise InvalidArgumentError(f"alpha: expected a number above 0, got {alpha!r}")
     base = unfolded(model)
+    if with_cache_alone(base):
+        warn("lora: the model holds a decoder with a cache and one without; the one with it takes the place of both")
     changed = without_tensors(base, ())
     layers = Layers(changed)
     floats = [tensor.name for tensor in changed.graph.initializer if tensor.data_type in FLOATS]

@@ -200,6 +200,38 @@ def test_the_loss_trains_with_adapters_that_are_merged_into_the_decoder(tmp_path
     np.testing.assert_allclose(found, predicted, rtol=1e-4, atol=1e-5)
 
 
+def test_adapters_of_a_merged_decoder(tmp_path: Any) -> None:
+    model = merged()
+    with pytest.warns(OnnxBackpropWarning, match="the one with it takes the place of both"):
+        adapted = ob.lora(model, ["q*", "o*"], rank=2)
+    trainer = ob.Trainer(graph_of(adapted.model, trainable=adapted.trainable, optimizer="sgd"), learning_rate=0.1)
+    losses = [trainer.step(input_ids=IDS, labels=LABELS) for _ in range(5)]
+    assert losses[-1] < losses[0] - 0.01
+    tuned = adapted.merge(trainer.parameters())
+    trainer.export(tmp_path / "adapted.onnx")
+    predicted = trainer.predict(input_ids=IDS, labels=LABELS)["logits"]
+    feeds = {"input_ids": IDS, "attention_mask": np.ones_like(IDS), "position_ids": np.arange(T)[None].repeat(B, 0)}
+    feeds |= {**empty_pasts(model), "use_cache_branch": np.array([True])}
+    for found in (tuned, onnx.load(tmp_path / "adapted.onnx")):
+        for field in ("input", "output"):
+            before, after = ([v.SerializeToString() for v in getattr(m.graph, field)] for m in (model, found))
+            assert before == after
+        np.testing.assert_allclose(run(found, feeds)["logits"], predicted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_of_two_files_has_presents_without_pasts(tmp_path: Any) -> None:
+    model = decoder("plain", pasts=False)
+    expected = without_cache("plain", np.ones_like(IDS), np.arange(T)[None].repeat(B, 0))
+    assert_equal(gradients(model, {"input_ids": IDS, "labels": LABELS}), expected)
+
+
+def test_a_budget_of_memory_needs_the_lengths_of_the_tokens_alone() -> None:
+    feeds = {"input_ids": IDS, "labels": LABELS}
+    expected = without_cache("plain", np.ones_like(IDS), np.arange(T)[None].repeat(B, 0))
+    got = gradients(decoder("plain"), feeds, memory="80%", lengths={"batch": B, "tokens": T})
+    assert_equal(got, expected)
+
+
 def test_a_past_that_is_fed_to_a_graph_without_it_is_refused_with_advice() -> None:
     trainer = ob.Trainer(graph_of(decoder("plain"), optimizer="sgd"))
     past = np.zeros((B, HEADS, P, SIZE), np.float32)
