@@ -45,7 +45,9 @@ class TextBatches(Batches):
         parts = sorted(windows(examples, length), key=lambda part: -len(part.ids) if pack else 0)
         width = length if pack else -(-max(len(part.ids) for part in parts) // _STEP) * _STEP
         rows = [
-            packing.pack([ids for ids, _ in some], width, labels=[labels for _, labels in some], pad=pad)
+            packing.pack(
+                [one.ids.tolist() for one in some], width, labels=[one.labels.tolist() for one in some], pad=pad
+            )
             for some in ([parts] if pack else [[part] for part in parts])
         ]
         arrays = {name: np.concatenate([row[name] for row in rows]) for name in _NAMES}

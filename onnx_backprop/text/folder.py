@@ -18,6 +18,9 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import external_files
 from onnx_backprop.text.tokenizer import CONFIG, Tokenizer, read_json
 
+_BESIDE = {"chat_template.jinja", "config.json", "generation_config.json", "special_tokens_map.json"}
+_BESIDE |= {"tokenizer.json", "tokenizer.model", "tokenizer_config.json"}
+
 
 class ModelFolder:
     """A folder of onnxruntime-genai's model builder, or an ONNX file with a tokenizer.json beside it.
@@ -65,12 +68,13 @@ class ModelFolder:
         if target.resolve() == self.path.resolve():
             raise InvalidArgumentError(f"{target} is the folder of the model. Name another one")
         own = {self.model.resolve(), *(Path(file).resolve() for file in external_files(str(self.model)))}
+        whole = (self.path / CONFIG).is_file()  # else anything may be beside the model
         around = [file for file in self.path.iterdir() if file.is_file() and file.resolve() not in own]
+        around = [file for file in around if whole or file.name in _BESIDE]
         try:
             target.mkdir(parents=True, exist_ok=True)
-            if (self.path / CONFIG).is_file():  # else they are no folder of a model
-                for file in around:
-                    shutil.copyfile(file, target / file.name)
+            for file in around:
+                shutil.copyfile(file, target / file.name)
         except OSError as e:
             raise InvalidArgumentError(f"cannot write {target}: {e.strerror or e}") from e
         save_model(model, target / self.model.name)

@@ -102,7 +102,9 @@ class PairBatches(TextBatches):
         names = [name for name in names if name != "reference"]
         super().__init__([one for pair in pairs for one in pair], 2, length=length, names=names, **more)
         lengths = self._lengths.reshape(-1, 2).max(axis=1)
-        arrays = {name: np.asarray(array).reshape(len(pairs), 2, -1) for name, array in self.arrays.items()}
+        arrays: dict[str, np.ndarray] = {
+            name: np.asarray(array).reshape(len(pairs), 2, -1) for name, array in self.arrays.items()
+        }
         arrays["reference"] = np.zeros(len(pairs), np.float32)
         super(TextBatches, self).__init__(arrays, min(size, len(pairs)), seed=self.seed, shuffle=self.shuffle)
         self._lengths = lengths

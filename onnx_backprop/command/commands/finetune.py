@@ -77,7 +77,9 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
 
     folder = text.ModelFolder(arguments.model)
     tokenizer = folder.tokenizer(arguments.tokenizer, begins=arguments.begin or None)
-    length = arguments.length or min(LENGTH, folder.context or LENGTH)
+    length = min(LENGTH, folder.context or LENGTH) if arguments.length is None else arguments.length
+    if folder.context is not None and length > folder.context:
+        raise InvalidArgumentError(f"--length: the model reads at most {folder.context} tokens, got {length}")
     examples, held_out = _examples(arguments, tokenizer, length)
     note(f"putting adapters into {folder.model}")
     targets = arguments.targets or text.projections(folder.model)

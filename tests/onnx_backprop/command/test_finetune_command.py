@@ -83,12 +83,13 @@ def test_merged_folders_are_of_the_kind_of_the_model(folder: Path) -> None:
 
 def test_an_onnx_file_with_a_tokenizer_elsewhere(folder: Path) -> None:
     (folder / "alone").mkdir()
-    for name in ("model.onnx", "model.onnx.data"):
+    for name in ("model.onnx", "model.onnx.data", "tokenizer_config.json"):
         shutil.copy(MODEL / name, folder / "alone")
+    (folder / "alone" / "thesis.pdf").write_text("")
     given = ["--tokenizer", str(MODEL / "tokenizer.json"), "--targets", "*qkv*", "--rank", "2"]
     assert finetune(*given, model=folder / "alone" / "model.onnx") == 0
     assert {file.name for file in (folder / "out").iterdir()} == {
-        *("model.onnx", "adapter.onnx_adapter", "checkpoint.safetensors")
+        *("model.onnx", "adapter.onnx_adapter", "checkpoint.safetensors", "tokenizer_config.json")
     }
 
 
@@ -106,6 +107,8 @@ def test_an_onnx_file_with_a_tokenizer_elsewhere(folder: Path) -> None:
         (["--tokenizer", "none.json"], "--tokenizer: there is no file none.json"),
         (["--text", "bad.jsonl"], "bad.jsonl, line 2: expected {"),
         (["--length", "1"], "--length: expected 2 or more, got 1"),
+        (["--length", "0"], "--length: expected 2 or more, got 0"),
+        (["--length", "129"], "--length: the model reads at most 128 tokens, got 129"),
         (["--rank", "0"], "--rank: expected 1 or more, got 0"),
         (["--targets", "nothing"], "--targets: expected the name of an initializer, got 'nothing'"),
         (["-o", "data.jsonl"], "-o: data.jsonl is a file. Name a folder"),
