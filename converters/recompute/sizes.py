@@ -13,7 +13,6 @@ from onnx_backprop.converters.prepare.ir_models import to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.facts import FREE, PASSES
 from onnx_backprop.opset.graphs.walk import values_read
 
@@ -74,8 +73,6 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
     del light.graph.value_info[:]
     for value in light.graph.output:
         value.type.tensor_type.ClearField("shape")
-    stored = {tensor.name for tensor in light.graph.initializer}  # an input with a default counts as that does
-    assign(light.graph.input, [value for value in light.graph.input if value.name not in stored])
     known = dict(lengths)
     missing = _filled_in(light, known)
     inferred = _inferred_shapes(light)

@@ -177,3 +177,20 @@ def test_where_the_model_is(tmp_path: Path) -> None:
 def test_the_folder_of_the_model_is_not_replaced() -> None:
     with pytest.raises(ob.InvalidArgumentError, match="is the folder of the model"):
         ModelFolder(FOLDER).write(FOLDER, ModelProto())
+
+
+@pytest.mark.filterwarnings("ignore::onnx_backprop.OnnxBackpropWarning")  # that the file is a decoder
+def test_a_budget_of_memory_counts_an_input_with_a_default() -> None:
+    adapted = ob.lora(FOLDER / "model.onnx", MATRICES, rank=2)
+    found = []
+    for more in ({}, {"memory": "70%", "lengths": {"batch_size": 2, "sequence_length": 16}}):
+        graph = ob.training_graph(
+            adapted.model, loss="next_token", trainable=adapted.trainable, optimizer="sgd", **more
+        )
+        trainer = ob.Trainer(graph, learning_rate=1.0)
+        ids = np.arange(5, 37).reshape(2, 16)
+        trainer.step(input_ids=ids, labels=ids)
+        found.append(trainer.parameters())
+    for name, value in found[0].items():
+        np.testing.assert_allclose(value, found[1][name], rtol=1e-5, atol=1e-7)
+    assert "run again" in graph.summary()
