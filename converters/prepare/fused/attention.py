@@ -79,7 +79,8 @@ def multi_head_attention(op: Composer) -> list[str | None]:
     scale, later = op.attribute("scale", 0.0), _later(op, q, k, before) if op.attribute("unidirectional", 0) else ""
     s = scores(op, q, k, scale=scale, bias=bias) if op.wants(3) else None
     if later:
-        s = s and op.Where(later, op.number(float(np.finfo(np.float32).min), s), s)
+        lowest = -inf if op.is_half(q) else float(np.finfo(np.float32).min)
+        s = s and op.Where(later, op.number(lowest, s), s)
         hidden = op.Where(later, op.number(-inf, q), op.number(0.0, q))
         bias = op.Add(bias, hidden) if bias else hidden
     return [together(op, attend(op, q, k, v, scale=scale, bias=bias)), *present, s]

@@ -102,6 +102,7 @@ class _Tokens:
         kept = self._kept(starts, held, window) if window else starts
         since = op.Sub(places, starts)
         index = op.Add(since, op.Where(op.Less(since, [0]), kept, held))  # of the past, then the new
+        index = op.Where(op.Greater(kept, held), [2**40], index)  # fails in the run: rows that the cache lacks
         real = op.Less(places, self.ends if self.real else op.Add(starts, added))
         real = op.And(real, op.GreaterOrEqual(index, [0])) if window else real
         both = [_rows(op, op.Concat(before, x, axis=2), index, real) for before, x in zip(past, (k, v), strict=True)]
