@@ -105,6 +105,7 @@ class TrainingDraft(Draft):
         self.gradient_norms: str | None = None
         self._of_model: set[str] = set()  # names of the model without its loss
         self._of_loss: set[str] = set()
+        self._shared: dict[str, list[str]] = {}
         self._forward: set[ir.Node] = set()
         self._backward: set[ir.Node] = set()
 
@@ -137,6 +138,7 @@ class TrainingDraft(Draft):
     def add_loss(self, loss: Loss | LossSum | LossFunction | None, prediction: str | None) -> None:
         """Emit the loss, which becomes the first output, with its targets as inputs."""
         self._of_model = used_names(self.graph)
+        self._shared = shared(self.graph.initializers.values())  # blocks of rows read what the head does once more
         self.model, self.loss, added = add_loss(self.model, loss, prediction)
         self.targets, self.labels, self.blocks = [str(v.name) for v in added.inputs], added.labels, added.blocks
         self.counted = None if added.counted is None else str(added.counted.name)
@@ -204,7 +206,6 @@ class TrainingDraft(Draft):
         """
         self.model = typed(self.model)
         graph = self.graph
-        together = shared(graph.initializers.values())
         self._forward = set(graph)
         scale, target = None, next(y for y in graph.outputs if y.name == self.loss)
         if half == ir.DataType.FLOAT16:
@@ -238,7 +239,7 @@ class TrainingDraft(Draft):
         self._backward = set(graph) - self._forward
         self.input_gradients = {name: self.parameters.pop(name) for name in requested.inputs}
         trained = {*self.parameters, *self.statistics}
-        if together := {name: readers for name, readers in together.items() if name in trained}:
+        if together := {name: readers for name, readers in self._shared.items() if name in trained}:
             warn(describe_shared(together))
 
     def _gradients(self) -> list[ir.Value]:

@@ -65,7 +65,9 @@ def check_loss(loss: AnyLoss, known: Mapping[str, type[Loss]]) -> Loss | LossSum
             return known[loss]()
         raise _unknown(loss, known)
     if isinstance(loss, Mapping):
-        return _of_outputs(loss, known)
+        total = _of_outputs(loss, known)
+        ((factor, term), *rest) = total.terms
+        return term if factor == 1 and not rest else total
     if loss is None or isinstance(loss, Loss | LossSum) or _is_function(loss):
         return loss
     raise _unknown(loss, known)

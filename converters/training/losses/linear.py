@@ -17,6 +17,7 @@ from math import prod
 import numpy as np
 import onnx_ir as ir
 
+from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import dims, element_type, is_float
@@ -82,7 +83,7 @@ def _visit(
     node, shape = z.producer(), dims(z)
     if node is None or node in nodes:
         return node is not None
-    if shape is None or shape[-1] != classes or not is_float(z):
+    if shape is None or shape[-1] != classes or not is_float(z) or is_stop(node):
         return False
     first, *others = node.inputs
     if _is_product(node, len(shape)):
@@ -241,7 +242,7 @@ def _parameters(op: Builder, head: Head) -> dict[ir.Value, ir.Value]:
 def _turned(x: ir.Value) -> ir.Value | None:
     """The matrix that x is the transpose of, as the head of a tied embedding is."""
     node = x.producer()
-    if node is None or not is_standard(node, "Transpose") or len(dims(x) or ()) != 2:
+    if node is None or not is_standard(node, "Transpose") or len(dims(x) or ()) != 2 or is_stop(node):
         return None
     perm = node.attributes.get("perm")
     return node.inputs[0] if perm is None or list(perm.as_ints()) == [1, 0] else None

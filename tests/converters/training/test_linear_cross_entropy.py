@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -167,6 +169,22 @@ def test_softmax_cross_entropy_in_blocks_is_that_of_whole_logits(
             np.testing.assert_allclose(other[name], found[0][name], rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("nodes", ["y = Softmax<axis = 2>(a)", "y = Softmax(a)", "y = LogSoftmax(a)"])
+def test_the_classes_of_a_softmax_are_found(rng, nodes: str) -> None:
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[B, T, 2] x) => (float[B, T, 3] y) <float[2, 3] w = {{1, 2, 3, 4, 5, 6}}> {{ a = MatMul(x, w) {nodes} }}""")
+    x, labels = rng.standard_normal((2, 4, 2), np.float32), rng.integers(0, 3, (2, 4))
+    found = []
+    for axis in (None, -1):
+        loss = losses.NLL(axis=axis, log_probabilities="Log" in nodes)
+        found.append(outputs(ob.training_graph(model, loss=loss, trainable=["w"]).model, {"x": x, "labels": labels}))
+    assert found[0]["loss"] == found[1]["loss"]
+    first = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[B, 3, T] x) => (float[B, 3, T] y) { y = Softmax<axis = 1>(x) }""")
+    graph = ob.training_graph(first, loss="nll", wrt_inputs=["x"])
+    assert outputs(graph.model, {"x": x.transpose(0, 2, 1).repeat(2, 1)[:, :3], "labels": labels})["loss"] > 0
+
+
 def test_a_batch_without_a_token_that_counts_is_zero(rng) -> None:
     for rows in (0, 4):
         graph = ob.training_graph(head("bias", rng), loss=losses.NextToken(block_rows=rows))
@@ -227,6 +245,47 @@ def test_gradients_by_token_weights(rng) -> None:
         found.append(outputs(again.model, {"x": x, "labels": labels, "scores": np.full((2, 4), 0.5, np.float32)}))
     np.testing.assert_allclose(found[1]["scores_grad"], found[0]["scores_grad"], rtol=1e-5, atol=1e-7)
     assert found[0]["scores_grad"].any()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the peak of memory")
+def test_the_peak_of_memory_is_that_of_two_blocks() -> None:
+    """Logits of 2048 tokens and 65,536 classes are 512 MB, those of a block 64 MB."""
+    options = ("--rows", "2048", "--classes", "65536", "--width", "8", "--repeats", "1", "--frozen")
+    command = [sys.executable, "-m", "benchmarks.linear_cross_entropy", "--contender", "blocks", *options]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert 64 < found["megabytes"] < 256
+
+
+@pytest.mark.parametrize("kind", ["bias", "tied", "Gemm"])
+def test_an_adapter_of_the_head(rng, kind: str) -> None:
+    """Its zeros are read by the head and by the blocks, which is no sharing to warn of."""
+    adapted = ob.lora(head(kind, rng), ["*"], rank=2)
+    x, labels = rng.standard_normal((2, 4, WIDTH), np.float32), rng.integers(0, CLASSES, (2, 4))
+    found = []
+    for rows in (0, 3):
+        loss = losses.NextToken(block_rows=rows)
+        graph = ob.training_graph(adapted.model, loss=loss, trainable=adapted.trainable, optimizer="adamw")
+        assert bool(graph.options.blocks) == bool(rows)
+        trainer = ob.Trainer(graph, learning_rate=0.01)
+        found.append([trainer.step(x=x, labels=labels) for _ in range(4)])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+
+
+def test_a_stop_inside_the_head_is_kept(rng) -> None:
+    """No gradient passes it; behind a stop in front of the head, blocks are as ever."""
+    model = head("bias", rng)
+    x, labels = rng.standard_normal((2, 4, WIDTH), np.float32), rng.integers(0, CLASSES, (2, 4))
+    for stop, blocks in (("a", False), ("h", True)):
+        found = []
+        for rows in (0, 3):
+            with pytest.warns(ob.OnnxBackpropWarning, match="zero"):
+                graph = ob.training_graph(
+                    model, loss=losses.NextToken(block_rows=rows), stop=[stop], trainable=["b"], wrt_inputs=["x"]
+                )
+            assert bool(graph.options.blocks) == (blocks and rows > 0)
+            found.append(outputs(graph.model, {"x": x, "labels": labels}))
+        assert not found[1]["x_grad"].any()
+        np.testing.assert_allclose(found[1]["b_grad"], found[0]["b_grad"], rtol=1e-5, atol=1e-6)
 
 
 def test_second_derivatives_go_through_the_steps(rng) -> None:
@@ -357,6 +416,8 @@ def test_accumulation_divides_by_the_tokens_of_all_batches(rng) -> None:
             found.append(trainer.parameters())
         for name in found[0]:
             np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-5, atol=1e-6)
+    named = ob.training_graph(model, loss={"y": "next_token"}, optimizer=ob.optimizers.SGD(accumulate=3))
+    assert any("counted" in name for name in named.updates)
     plain = ob.training_graph(model, loss=2 * losses.NextToken(), optimizer=ob.optimizers.SGD(accumulate=3))
     assert not any("counted" in name for name in plain.updates)  # of a sum of losses it is the mean
 

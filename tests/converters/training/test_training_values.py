@@ -50,7 +50,8 @@ def plain_session(model: ModelProto) -> onnxruntime.InferenceSession:
 
 def test_every_optimizer_has_a_case() -> None:
     assert {case.ours.name.lower() for case in OPTIMIZERS.values()} == set(optimizers.OPTIMIZERS)
-    assert {case.ours.name for case in LOSSES.values()} - {"sum"} == set(losses.LOSSES)
+    elsewhere = {"next_token"}  # tests/converters/training/test_linear_cross_entropy.py
+    assert {case.ours.name for case in LOSSES.values()} - {"sum"} | elsewhere == set(losses.LOSSES)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
