@@ -107,7 +107,7 @@ def uses_of(value: ir.Value) -> Iterator[Use]:
     while waiting:
         for node, index in waiting.pop().uses():
             passes = is_standard(node, *_JOINING) or (node in HANDS_ON and index == 0)
-            if not passes:
+            if not passes or defined(node, index) is not None:
                 yield node, index
             elif node.outputs[0] not in seen:
                 seen.add(node.outputs[0])

@@ -62,7 +62,7 @@ class Decoder:
         for node in graph.node:
             for index, name in enumerate(node.input):
                 self.readers[name].append((node, index))
-        self.outputs = {value.name for value in graph.output}
+        self.outputs = dict.fromkeys(value.name for value in graph.output)
 
     def nodes(self, key: Key) -> list[NodeProto]:
         """The nodes of an operator."""
@@ -170,7 +170,8 @@ class Decoder:
                 if is_standard(node, "Concat") and self._appends(node, len(axes)):
                     made.append(node.output[0])
             made.append(name)
-        return list(dict.fromkeys(y for name in made if name for y in self._becomes(name, ("Slice",))))
+        found = {y for name in made if name for y in self._becomes(name, ("Slice",))}
+        return [name for name in self.outputs if name in found]
 
     def _first_presents(self) -> list[str]:
         """The values behind outputs that are called presents, and operands of products: of a decoder without pasts."""

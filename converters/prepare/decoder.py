@@ -32,8 +32,8 @@ _SHOWN = 3
 class Cache:
     """What was done to the inputs and outputs of a decoder.
 
-    emptied: pasts, the switch of a merged decoder, and inputs that nobody reads. left_out: presents. derived: inputs with a default, by which the
-    graph derives them. given: the pasts that stay inputs.
+    emptied: pasts, the switch of a merged decoder, and inputs that nobody reads. left_out: presents. derived: inputs
+    with a default, for which the graph computes what follows from the tokens. given: the pasts that stay inputs.
     """
 
     emptied: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.graphs.edit import insert
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import rename, used_names
-from onnx_backprop.opset.graphs.walk import reads
+from onnx_backprop.opset.graphs.walk import constant_tensor, is_standard, reads
 
 Inputs = Mapping[str, ValueInfoProto]
 
@@ -126,6 +126,8 @@ class _Writer:
                 lengths.append(self.op.constant([dim.dim_value], np.int64))
             elif dim == self.tokens[0] or axis == 0:
                 lengths.append(self.batch)
+            elif not self._reads_length(name, axis, len(type_.shape.dim)):
+                lengths.append(self.one)
             else:
                 raise UnsupportedError(
                     f"the past {name!r} cannot be empty: nodes read the length of its axis {axis}, which is not known. "
@@ -133,3 +135,19 @@ class _Writer:
                 )
         zero = helper.make_tensor("", type_.elem_type, [1], [0])
         return self.op.ConstantOfShape(self.op.Concat(*lengths, axis=0), value=zero)
+
+    def _reads_length(self, name: str, axis: int, rank: int) -> bool:
+        """Whether the graph may read the length of an axis: all but the other entries of the shape."""
+        tensors = {t.name: t for t in self.graph.initializer}
+        tensors |= {n.output[0]: t for n in self.graph.node if (t := constant_tensor(n)) is not None}
+        reading = [node for node in self.graph.node if name in reads(node)]
+        shapes = {node.output[0] for node in reading if is_standard(node, "Shape") and not node.attribute}
+        if len(shapes) < len(reading):
+            return True
+        for node in self.graph.node:
+            if shapes.isdisjoint(reads(node)):
+                continue
+            index = tensors.get(node.input[1]) if is_standard(node, "Gather") else None
+            if index is None or axis in np.ravel(numpy_helper.to_array(index)) % rank:
+                return True
+        return False

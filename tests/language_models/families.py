@@ -20,7 +20,7 @@ peft: Any = import_module("peft")
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 FOLDER = Path(os.environ.get("LANGUAGE_MODELS", ""))  # of what make_models.py has written
-FAMILIES = ("llama", "llama_apart", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "gptoss", "smollm3")
+FAMILIES = ("llama", "llama_apart", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "phi", "phi3", "gptoss", "smollm3")
 PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 STEPS, ROWS, TOKENS = 10, 2, 8  # tokens within the sliding windows: the builder leaves Mistral's out
 
@@ -63,6 +63,13 @@ def put_packed_weights(model: Any, file: Path) -> None:
         packed, scales = (tensors[node.input[n]] for n in ((0, 2) if table else (1, 2)))
         points = tensors.get(node.input[3]) if len(node.input) > 3 else None
         weight = torch.from_numpy(unpacked(packed, scales, points, given["block_size"]))
+        half = re.search(r"layers\.(\d+)/mlp/(gate|up)_proj", node.name)
+        if half and hasattr(model.model.layers[0].mlp, "gate_up_proj"):  # Phi-3 packs what the builder keeps apart
+            whole = model.model.layers[int(half[1])].mlp.gate_up_proj.weight
+            rows = len(whole) // 2
+            first = rows if half[2] == "up" else 0
+            whole.data[first : first + rows] = weight[:rows, : whole.shape[1]]
+            continue
         layers = [model.get_input_embeddings()] if table else map(model.get_submodule, place(node.name, model))
         start = 0
         for layer in layers:

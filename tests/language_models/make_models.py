@@ -7,6 +7,7 @@ writes FOLDER/FAMILY/hf, a folder of transformers, and FOLDER/FAMILY/fp32 and â€
 
 from __future__ import annotations
 
+import json
 import os
 import pydoc
 import subprocess
@@ -80,6 +81,15 @@ def write_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
+def _with_old_names(file: Path) -> None:
+    """Give the kind of rotation the name that the builder asks for too."""
+    config = json.loads(file.read_text())
+    rotation = config.get("rope_parameters", {})
+    if rotation.get("rope_type") == "longrope":
+        rotation["type"] = "longrope"
+        file.write_text(json.dumps(config))
+
+
 def write(folder: Path, family: str) -> None:
     """The folder of transformers, and the files of the builder; what a file has already is kept."""
     name, more, options = FAMILIES[family]
@@ -91,6 +101,7 @@ def write(folder: Path, family: str) -> None:
         if not tensor.any():
             torch.nn.init.normal_(tensor, std=0.02)
     model.save_pretrained(source)
+    _with_old_names(source / "config.json")
     write_tokenizer(source)
     for precision in ("fp32", "int4"):
         if family == "gptoss" and precision == "int4":

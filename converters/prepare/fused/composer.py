@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.fused.known import Known
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.names import unique
-from onnx_backprop.opset.graphs.walk import attributes_of, called
+from onnx_backprop.opset.graphs.order import producers
+from onnx_backprop.opset.graphs.walk import attributes_of, called, is_standard, subgraphs
 
 _DEFINES = "onnx_backprop.defines"  # a node's metadata, which `defined_by` writes and `defined` reads
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -173,3 +174,16 @@ def defined(node: ir.Node, index: int) -> str | None:
     """What `defined_by` says of the input at `index` of a node, float but no parameter; None where it says nothing."""
     stated, _, what = node.metadata_props.get(_DEFINES, "").partition(": ")
     return what if stated == str(index) else None
+
+
+def mark_branches(graph: GraphProto) -> None:
+    """Say of what the branches of an If hand out what `defined_by` says of the result, as of one of two caches."""
+    makers = producers(graph.node)
+    for node in graph.node:
+        for stated, _, what in (p.value.partition(": ") for p in node.metadata_props if p.key == _DEFINES):
+            name = node.input[int(stated)]
+            chosen = makers.get(name)
+            for branch in subgraphs(chosen) if chosen is not None and is_standard(chosen, "If") else ():
+                given = branch.output[list(chosen.output).index(name)].name
+                for inner in (inner for inner in branch.node if given in inner.output):
+                    inner.metadata_props.add(key=_DEFINES, value=f"0: {what}")

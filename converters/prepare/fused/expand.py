@@ -2,7 +2,7 @@
 
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 
-from onnx_backprop.converters.prepare.fused.composer import Composer
+from onnx_backprop.converters.prepare.fused.composer import Composer, mark_branches
 from onnx_backprop.converters.prepare.fused.known import Known
 from onnx_backprop.converters.prepare.fused.table import EXPANSIONS, reason_against
 from onnx_backprop.converters.prepare.large_weights import FLOATS
@@ -27,6 +27,7 @@ def expand_fused(proto: ModelProto, declared: dict[str, TypeProto]) -> None:
     read = {value.name for graph in all_graphs(proto.graph) for value in graph.output}
     read = read.union(*map(reads, proto.graph.node))
     _Expander(proto, declared, used_names(proto.graph), read).graph(proto.graph, None)
+    mark_branches(proto.graph)
     for domain in domains - {node.domain for node in all_nodes(proto)}:
         without_imports(proto, domain)
 

@@ -13,7 +13,16 @@ from onnx_backprop.opset.graphs.emit import Emitter
 VOCABULARY, WIDTH, HEADS, SIZE, LAYERS, MOST = 11, 16, 2, 8, 2, 16
 B, T, P = 2, 4, 3
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
-FORMS = ("plain", "transposed", "joint", "MultiHeadAttention", "Attention", "GroupQueryAttention", "opset 23")
+FORMS = (
+    "plain",
+    "by length",
+    "transposed",
+    "joint",
+    "MultiHeadAttention",
+    "Attention",
+    "GroupQueryAttention",
+    "opset 23",
+)
 Dims = Sequence[str | int]
 
 
@@ -44,7 +53,7 @@ class Decoder(Emitter):
         return self.constant(list(numbers), np.int64)
 
     def dims(self, *names: str | int) -> Dims:
-        lengths = {"batch": B, "tokens": T, "past": P, "total": (P if self.pasts else 0) + T}
+        lengths = {"head": SIZE, "batch": B, "tokens": T, "past": P, "total": (P if self.pasts else 0) + T}
         return [lengths.get(str(n), n) if self.fixed else n for n in names]
 
     def input(self, name: str, kind: int, *dims: str | int) -> str:
@@ -87,7 +96,11 @@ class Decoder(Emitter):
 
     def _bias(self, tokens: str) -> str:
         """0 where a query sees a key, else -1e4: (B, 1, T, P + T)."""
-        total = self.Squeeze(self.Shape(self.mask, start=1, end=2), self.at(0))
+        if self.form == "by length" and self.pasts:  # as genai's builder writes it, the size of a head not declared
+            past = self.Gather(self.Shape(self._pasts(0)[0]), self.constant(2, np.int64), axis=0)
+            total = self.Add(past, self.Squeeze(self.Shape(tokens, start=1, end=2), self.at(0)))
+        else:
+            total = self.Squeeze(self.Shape(self.mask, start=1, end=2), self.at(0))
         length = self.Squeeze(self.Shape(tokens, start=1, end=2), self.at(0))
         zero, one = self.constant(0, np.int64), self.constant(1, np.int64)
         keys, queries = self.Range(zero, total, one), self.Range(self.Sub(total, length), total, one)
@@ -102,6 +115,8 @@ class Decoder(Emitter):
         shapes: tuple[Dims, ...] = (("batch", HEADS, "past", SIZE),) * 2
         if self.form in ("joint", "Attention"):
             return [self.input(f"{self.prefix_of_pasts}{n}", FLOAT, 2, "batch", HEADS, "past", SIZE)]
+        if self.form == "by length":
+            shapes = (("batch", HEADS, "past", "head"),) * 2
         if self.form == "transposed":
             shapes = (("batch", HEADS, SIZE, "past"), ("batch", HEADS, "past", SIZE))
         names = (f"{self.prefix_of_pasts}.{n}.{what}" for what in ("key", "value"))

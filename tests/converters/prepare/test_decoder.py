@@ -13,7 +13,12 @@ import pytest
 from onnx import ModelProto, helper
 
 import onnx_backprop as ob
-from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import (
+    InvalidArgumentError,
+    InvalidModelError,
+    OnnxBackpropWarning,
+    UnsupportedError,
+)
 from tests.converters.prepare.decoders import FORMS, HEADS, SIZE, VOCABULARY, B, P, T, decoder, merged
 
 RNG = np.random.default_rng(1)
@@ -47,7 +52,7 @@ def without_cache(form: str, mask: np.ndarray, positions: np.ndarray) -> dict[st
 
 def empty_pasts(model: ModelProto) -> dict[str, Any]:
     """Pasts of length 0 in the shapes that a model declares."""
-    lengths = {"batch": B, "past": 0}
+    lengths = {"batch": B, "past": 0, "head": SIZE}
     return {
         v.name: np.zeros([lengths.get(d.dim_param, d.dim_value) for d in v.type.tensor_type.shape.dim], np.float32)
         for v in model.graph.input
@@ -156,6 +161,18 @@ def test_pasts_that_each_batch_has_are_used_and_have_gradients() -> None:
     np.testing.assert_allclose((got[name] * direction).sum(), difference, rtol=2e-3, atol=1e-5)
 
 
+def test_a_length_of_an_empty_past_that_nobody_knows_is_refused_where_it_is_read() -> None:
+    model = decoder("by length")
+    three = onnx.numpy_helper.from_array(np.array(3), "three")
+    model.graph.initializer.append(three)
+    shape = next(n.output[0] for n in model.graph.node if n.op_type == "Shape" and n.input[0] == "past.0.key")
+    next(n for n in model.graph.node if n.input and n.input[0] == shape).input[1] = "three"
+    with pytest.raises(
+        UnsupportedError, match=re.escape("'past.0.key' cannot be empty: nodes read the length of its axis 3")
+    ):
+        ob.training_graph(model, loss=LOSS)
+
+
 def test_one_sentence_says_what_was_done() -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -262,3 +279,36 @@ def test_a_damaged_record_of_the_decoder_is_refused() -> None:
             entry.value = entry.value[: len(entry.value) // 2]
     with pytest.raises(InvalidModelError, match=re.escape("onnx_backprop.decoder")):
         graph.inference_model()
+
+
+def test_tables_of_rotations_that_a_branch_chooses_are_no_parameters() -> None:
+    """As of Phi-3, whose builder writes tables for short and for long texts."""
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["x"]),
+        helper.make_node("Shape", ["input_ids"], ["shape"], start=1),
+        helper.make_node("Greater", ["shape", "three"], ["long"]),
+        helper.make_node("If", ["long"], ["cos", "sin"], **{f"{b}_branch": _tables(b) for b in ("then", "else")}),
+        helper.make_node("RotaryEmbedding", ["x", "positions", "cos", "sin"], ["y"], domain="com.microsoft"),
+        helper.make_node("MatMul", ["y", "w"], ["logits"]),
+    ]
+    stored = [("table", (VOCABULARY, 8)), ("w", (8, VOCABULARY))]
+    weights = [onnx.numpy_helper.from_array(RNG.normal(size=s).astype(np.float32), n) for n, s in stored]
+    weights.append(onnx.numpy_helper.from_array(np.array([3]), "three"))
+    inputs = [helper.make_tensor_value_info(n, 7, ["batch", "tokens"]) for n in ("input_ids", "positions")]
+    outputs = [helper.make_tensor_value_info("logits", 1, None)]
+    graph = helper.make_graph(nodes, "rotated", inputs, outputs, weights)
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    with pytest.warns(OnnxBackpropWarning, match="rotation of RotaryEmbedding"):
+        made = ob.training_graph(helper.make_model(graph, opset_imports=imports, ir_version=10), loss=LOSS)
+    assert set(made.parameters) == {"table", "w"}
+    assert set(made.left_out.values()) == {"rotation of RotaryEmbedding"}
+    assert len(made.left_out) == 4
+
+
+def _tables(branch: str) -> onnx.GraphProto:
+    nodes = []
+    for name in ("cos", "sin"):
+        table = onnx.numpy_helper.from_array(RNG.normal(size=(16, 4)).astype(np.float32))
+        nodes.append(helper.make_node("Constant", [], [f"{name}_{branch}"], value=table))
+    outputs = [helper.make_tensor_value_info(node.output[0], 1, (16, 4)) for node in nodes]
+    return helper.make_graph(nodes, branch, [], outputs)
