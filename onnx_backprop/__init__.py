@@ -39,6 +39,7 @@ from onnx_backprop.opset.core.signals import Deferred as _Deferred
 
 if TYPE_CHECKING:
     from onnx_backprop import artifacts
+    from onnx_backprop import text as text  # not in __all__: it needs tokenizers
     from onnx_backprop import torch as torch  # not in __all__: it needs PyTorch
     from onnx_backprop.adapters import save_adapter
     from onnx_backprop.checking import check_gradients
@@ -62,7 +63,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.training.training_graph import training_graph
     from onnx_backprop.functions import value_and_grad
     from onnx_backprop.ort_ops import register_ops, session
-    from onnx_backprop.quantization import requantize
+    from onnx_backprop.quantization import merge_adapter, requantize
     from onnx_backprop.training import schedules
     from onnx_backprop.training.data.batches import Batches
     from onnx_backprop.training.data.packing import pack, packed_bias
@@ -106,6 +107,7 @@ __all__ = [
     "limits",
     "lora",
     "losses",
+    "merge_adapter",
     "optimizers",
     "pack",
     "packed_bias",
@@ -153,12 +155,12 @@ _WHERE = {
     "checking": "check_gradients",
     "functions": "value_and_grad",
     "ort_ops": "register_ops session",
-    "quantization": "requantize",
+    "quantization": "merge_adapter requantize",
     "training.data.batches": "Batches",
     "training.data.packing": "pack packed_bias",
     "training.trainer": "Trainer",
 }
-_MODULES = {"artifacts": "artifacts", "schedules": "training.schedules", "torch": "torch"}
+_MODULES = {"artifacts": "artifacts", "schedules": "training.schedules", "text": "text", "torch": "torch"}
 _MODULES |= {name: f"converters.training.{name}" for name in ("losses", "optimizers")}
 _NAMES = {name: module for module, names in _WHERE.items() for name in names.split()}
 

@@ -1,4 +1,4 @@
-"""`requantize`: a quantised file with other weights, and with scales that are measured on data."""
+"""Quantised files with other weights: `requantize`, and `merge_adapter` for weights that adapters change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, helper
 
+from onnx_backprop.converters.finetune.lora import LoraModel
 from onnx_backprop.converters.quantized.dequantize import walked
 from onnx_backprop.converters.quantized.requantize import put_floats, requantized
-from onnx_backprop.converters.quantized.walk import Walk
+from onnx_backprop.converters.quantized.walk import Walk, is_quantized
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.walk import all_nodes
 
 
 def requantize(
@@ -50,6 +52,50 @@ def requantize(
     ranges = {} if calibration is None else _measured(walk, model, calibration)
     _warn(walk, ranges, calibrated=calibration is not None)
     return requantized(walk, model, ranges)
+
+
+def merge_adapter(
+    adapted: LoraModel,
+    values: Mapping[str, np.ndarray],
+    *,
+    floats: bool = False,
+    calibration: Iterable[Any] | None = None,
+) -> ModelProto:
+    """The base of `adapted` with W + (alpha / rank)·A·B in the place of each W, no node and no input more.
+
+        adapted = ob.lora("model.int8.onnx", ["w_quantized"], rank=2)
+        options = {"trainable": adapted.trainable, "optimizer": "adamw", "straight_through": True}
+        trainer = ob.Trainer(ob.training_graph(adapted.model, loss="mse", **options))
+        trainer.fit(batches, epochs=3)
+        onnx.save(ob.merge_adapter(adapted, trainer.parameters(), calibration=batches), "tuned.int8.onnx")
+
+    A base that has integers gets integers again: the sum, which is computed in floats, is rounded to those of its kind
+    with scales that fit it, as `requantize` does. floats: the float model instead, which `dequantize` makes of it.
+
+    Args:
+        adapted: what `lora` has made. It is not changed.
+        values: of its adapters and other initializers, as `Trainer.parameters()` gives them.
+        floats: whether a base of integers becomes one of floats.
+        calibration: as `requantize` takes it.
+
+    Errors: as `LoraModel.merge`, `dequantize` and `requantize`; InvalidArgumentError for integers that nodes read in
+    several ways of which an adapter changes one, as an embedding that is the head too.
+    """
+    if not any(map(is_quantized, all_nodes(adapted.base))):
+        return adapted.merge(values)
+    walk = walked(adapted.base)
+    names = {weight.stored.name: weight.name for weight in walk.weights.values() if weight.stored is not None}
+    other, moved = adapted.onto(walk.floats, names, values)
+    merged = other.merge(moved)
+    if floats:
+        return merged
+    kept = {tensor.name for tensor in merged.graph.initializer}
+    if parted := [stored for stored, name in names.items() if name not in kept]:
+        raise InvalidArgumentError(
+            f"the integers {parted[0]!r} are read in several ways, of which an adapter changes one; they would have to "
+            "become two tensors. floats=True writes these, or leave the weight out of `targets`"
+        )
+    return requantize(merged, adapted.base, calibration=calibration)
 
 
 def _warn(walk: Walk, ranges: Mapping[str, tuple[float, float]], *, calibrated: bool) -> None:

@@ -27,6 +27,7 @@ RECURRENT = ("GRU", "LSTM", "RNN")
 # the inputs that may be weights, by domain and operator; MatMul has one weight
 PLACES = {("", op_type): (1,) for op_type in ("Conv", "ConvTranspose", "Gemm")} | {("", "Gather"): (0,)}
 PLACES |= {("", "MatMul"): (1, 0), (MICROSOFT, "Attention"): (1,)} | {("", op_type): (1, 2) for op_type in RECURRENT}
+PLACES |= {(MICROSOFT, PACKED): (1,), (MICROSOFT, PACKED_TABLE): (0,)}  # scales and zero points are no weights
 _CHAIN = ("Cast", "DequantizeLinear", "Identity", "Transpose")  # between a tensor and the node that multiplies by it
 
 

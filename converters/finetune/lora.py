@@ -49,6 +49,7 @@ class LoraModel:
     model: ModelProto
     trainable: tuple[str, ...]
     base: ModelProto
+    rank: int
     scale: float
     _adapters: tuple[_Adapter, ...]
 
@@ -66,8 +67,8 @@ class LoraModel:
 
         values: of `trainable` and any other initializers, as `Trainer.parameters()` gives them; those left out are as
         in `model`. A quantized weight would have to be rounded anew to take up ΔW, and one that is stored in another
-        type than it is used in: beside such the adapter stays, as constants. Of a base with more than 2 GB in files
-        the result refers to these; `save_model` writes it.
+        type than it is used in: beside such the adapter stays, as constants; `merge_adapter` rounds anew. Of a base
+        with more than 2 GB in files the result refers to these; `save_model` writes it.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
         arrays = self._arrays(values)
@@ -93,6 +94,26 @@ class LoraModel:
             _add(layers, own, adapter, self.scale, replaced)
         layers.finish(replaced)
         return whole_if_possible(model)
+
+    def onto(self, base: ModelProto, names: Mapping[str, str], values: Values) -> tuple[LoraModel, Values]:
+        """These adapters beside the weights of another base that computes the same, and values by the names there.
+
+        names: what the tensors of this base are called in the other, where they have another name.
+        Errors: InvalidArgumentError for a weight that has no adapter of its kind in the other.
+        """
+        moved = self._arrays(values)
+        own = _by_reading(self.base, self._adapters)
+        tensors = list(dict.fromkeys(names.get(tensor, tensor) for tensor, _ in own))
+        other = lora(base, tensors, self.rank, alpha=self.scale * self.rank)
+        there = _by_reading(base, other._adapters)  # those without a counterpart here change nothing
+        for (tensor, output), adapter in own.items():
+            name = names.get(tensor, tensor)
+            alone = [reading for reading in there if reading[0] == name]
+            found = there.get((name, output)) or (there[alone[0]] if len(alone) == 1 else None)
+            if found is None:
+                raise InvalidArgumentError(f"the adapter of {tensor!r} has no place in the other model")
+            moved |= {found.down: moved.pop(adapter.down), found.up: moved.pop(adapter.up)}
+        return other, moved
 
     def _arrays(self, values: Values) -> dict[str, np.ndarray]:
         """The values of `trainable`, those given in the place of the model's; and further ones that are given."""
@@ -193,7 +214,18 @@ def lora(
         if name not in declared:
             tensor = layers.tensors[name]
             changed.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
-    return LoraModel(changed, tuple(trainable), base, scale, tuple(adapters))
+    return LoraModel(changed, tuple(trainable), base, rank, scale, tuple(adapters))
+
+
+def _by_reading(base: ModelProto, adapters: Iterable[_Adapter]) -> dict[tuple[str, str], _Adapter]:
+    """Adapters by the tensor that each changes, and what the first node that reads it gives out."""
+    layers, nodes = Layers(base), list(base.graph.node)
+    result: dict[tuple[str, str], _Adapter] = {}
+    for adapter in adapters:
+        n, place = adapter.places[0]
+        own = next(one for one in layers.layers(nodes[n]) if one.place == place)
+        result[own.weight.tensor, nodes[n].output[0]] = adapter
+    return result
 
 
 def _add(

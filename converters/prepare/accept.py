@@ -74,6 +74,13 @@ def put_in_order(proto: ModelProto) -> None:
     warn(f"the model does not pass onnx.checker, onnxruntime takes it: {text}")
 
 
+def put_back_domains(proto: ModelProto) -> None:
+    """Move the operators back that `put_in_order` has moved: onnxruntime has them in the default domain alone."""
+    for node in all_nodes(proto):
+        if node.domain == MICROSOFT and node.op_type in EARLIER:
+            node.domain = ""
+
+
 def initializers_are_constants(proto: ModelProto) -> None:
     """Before IR version 4 every initializer had to be listed as an input too, which did not make it one."""
     if proto.ir_version >= 4:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, defs
 from onnx_ir.passes.common import InlinePass
 
-from onnx_backprop.converters.prepare.accept import put_in_order
+from onnx_backprop.converters.prepare.accept import put_back_domains, put_in_order
 from onnx_backprop.converters.prepare.exporters.detached import restore_detached
 from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights, mark_constants
 from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING, SEPARATED, attach, origins
@@ -82,6 +82,7 @@ def unfolded(model: ModelProto | ir.Model | str | Path) -> ModelProto:
     proto, weights = _in_order(model)
     found = origins(proto, weights.tensors)
     proto = _inline(proto)
+    put_back_domains(proto)  # what comes of it is run by onnxruntime
     lift_weights(proto)
     result = weights.put_back(proto)
     attach(result, found)

@@ -12,7 +12,7 @@ from onnx_backprop.converters.quantized.qdq import inputs_of, scaled_cast
 from onnx_backprop.converters.quantized.walk import Handler, Product, Quantized, Walk
 from onnx_backprop.opset.graphs.facts import VIEW
 from onnx_backprop.opset.graphs.names import unique
-from onnx_backprop.opset.graphs.walk import attributes_of
+from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 
 _FLOATS = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
 MICROSOFT = "com.microsoft"
@@ -180,15 +180,34 @@ def gather_blocks(w: Walk, node: NodeProto) -> None:
     attributes = attributes_of(node)
     data, ids, scale, zero = inputs_of(node, 4)
     size, axis = attributes.get("block_size", 128), attributes.get("gather_axis", 0)
-    if not w.is_integers(data) or len(w.tensors[data].dims) != 2 or axis or attributes.get("quantize_axis", 1) % 2 != 1:
+    data, shape = _viewed(w, data)
+    if not w.is_integers(data) or len(shape) != 2 or axis or attributes.get("quantize_axis", 1) % 2 != 1:
         raise w.refuse(node, "tables (V, D) with blocks along their rows are handled: gather_axis=0, quantize_axis=1")
-    rows, columns = w.tensors[data].dims
+    rows, columns = shape
     if w.element_of(data) == TensorProto.UINT8:
         columns = columns * 8 // (attributes.get("bits", 4) or 4)
         weight = _packed(w, node, data, scale, zero, (rows, columns), size, perm=())
-    else:
+    elif shape == tuple(w.tensors[data].dims):
         weight = w.real(node, data, scale, zero, 1, size)
+    else:
+        raise w.refuse(node, f"the integers {data!r} of 4 bits are read in another shape. Reshape them in the file")
     w.emit(node, "Gather", [weight, ids], node.output, axis=0)
+
+
+def _viewed(w: Walk, data: str) -> tuple[str, tuple[int, ...]]:
+    """The tensor of the file that a table is, and its shape there, or that of a Reshape.
+
+    An embedding that shares the packed weight (V, blocks, bytes) of the head is read so, as (V, bytes).
+    """
+    maker = w.makers.get(data)
+    wanted = w.array(maker.input[1]) if maker is not None and is_standard(maker, "Reshape") else None
+    if maker is None or wanted is None or not w.is_integers(maker.input[0]):
+        return data, tuple(w.tensors[data].dims) if data in w.tensors else ()
+    dims = w.tensors[maker.input[0]].dims
+    copies = not attributes_of(maker).get("allowzero")
+    shape = [dims[n] if copies and d == 0 and n < len(dims) else int(d) for n, d in enumerate(wanted.reshape(-1))]
+    rest = int(np.prod(dims)) // max(1, int(np.prod([d for d in shape if d >= 0])))
+    return maker.input[0], tuple(rest if d < 0 else d for d in shape)
 
 
 def _packed(

@@ -4,7 +4,7 @@ import argparse
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -35,6 +35,7 @@ from onnx_backprop.training.reports.history import Record, read_log
 from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
 
 CALIBRATION = 32  # batches that say how large the values of a quantised model are
+Norms = dict[str, list[tuple[float, float]]]  # of a parameter's gradient: a number for every step
 SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
 
 
@@ -68,9 +69,9 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         **step_options(arguments),
     )
     loader, measured = loaders_of(graph, data, evaluation, arguments)
-    schedule = _schedule(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate))
+    schedule = schedule_of(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate))
     plan = _plan(arguments, loader, measured)
-    say(arguments, "\n".join((graph.summary(most=ROWS), *_lines(plan))))
+    say(arguments, "\n".join((graph.summary(most=ROWS), *lines_of(plan))))
     note("opening it in onnxruntime")
     trainer = Trainer(
         graph,
@@ -83,50 +84,64 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     if arguments.resume and anywhere(communicator, communicator.rank == 0 and checkpoint.is_file()):
         trainer.load(checkpoint)
         say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")
-    norms: dict[str, list[tuple[float, float]]] = {name: [] for name in graph.parameters}
-
-    def keep_norms(_: Trainer, record: Record) -> None:
-        for name, value in trainer.gradient_norms.items():
-            norms[name].append((float(record.step), value))
-
     start = time.perf_counter()
-    try:
-        with compilation_shown(quiet=arguments.quiet):
-            records = trainer.fit(
-                loader,
-                arguments.epochs,
-                schedule=schedule,
-                callbacks=[keep_norms] if arguments.report else [],
-                evaluation=measured,
-                ema=measured is not None and arguments.ema is not None,
-                checkpoint=checkpoint,
-                every=arguments.every,
-                log=arguments.log,
-            )
+    with explained(trainer, checkpoint):
+        records, norms = fit_of(
+            arguments,
+            trainer,
+            loader,
+            schedule=schedule,
+            evaluation=measured,
+            ema=measured is not None and arguments.ema is not None,
+            checkpoint=checkpoint,
+        )
         seconds = time.perf_counter() - start
         note(f"writing {target}")
         trainer.export(target, ema=arguments.ema is not None)
         if arguments.dequantize and not arguments.floats and communicator.rank == 0:
             _requantize(arguments, target, loader)
-    except FloatingPointError as e:
-        raise InvalidArgumentError(f"the training has failed: {e}") from e
-    except KeyboardInterrupt as e:
-        if trainer.kept:
-            raise KeyboardInterrupt(f"--resume goes on from {checkpoint}, step {trainer.kept[1]}") from e
-        raise
     means = " of the running means" if arguments.ema is not None else ""
-    outcome = _outcome(records, seconds, trainer.steps, means)
+    outcome = outcome_of(records, seconds, trainer.steps, means)
     if arguments.report and communicator.rank == 0:
         note("timing some steps for the report")
-        _report(arguments, trainer, loader, plan | outcome | _program(arguments, trainer), records, norms)
+        write_report_of(arguments, trainer, loader, plan | outcome | program_of(arguments, trainer), records, norms)
     curve = {"course": sparkline([r.loss for r in records])} if len(records) > 1 else {}
-    say(arguments, "\n".join(_lines(outcome | curve)))
+    say(arguments, "\n".join(lines_of(outcome | curve)))
     say(
         arguments,
         f"written: {target}{means and f' ({means[4:]} of the weights)'}, {checkpoint}"
         + (f", {arguments.report}" if arguments.report else ""),
     )
     return 0
+
+
+def fit_of(arguments: argparse.Namespace, trainer: Any, loader: Batches, **more: Any) -> tuple[list[Record], Norms]:
+    """Train as the options say; records, and for a report the norms of gradients. more: what `Trainer.fit` takes."""
+    norms: Norms = {name: [] for name in trainer.graph.parameters}
+
+    def keep_norms(_: Any, record: Record) -> None:
+        for name, value in trainer.gradient_norms.items():
+            norms[name].append((float(record.step), value))
+
+    callbacks = [keep_norms] if arguments.report else []
+    with compilation_shown(quiet=arguments.quiet):
+        records = trainer.fit(
+            loader, arguments.epochs, callbacks=callbacks, every=arguments.every, log=arguments.log, **more
+        )
+    return records, norms
+
+
+@contextmanager
+def explained(trainer: Any, checkpoint: Path) -> Iterator[None]:
+    """A block in which a training that fails or is interrupted ends with one sentence."""
+    try:
+        yield
+    except FloatingPointError as e:
+        raise InvalidArgumentError(f"the training has failed: {e}") from e
+    except KeyboardInterrupt as e:
+        if trainer.kept:
+            raise KeyboardInterrupt(f"--resume goes on from {checkpoint}, step {trainer.kept[1]}") from e
+        raise
 
 
 def _requantize(arguments: argparse.Namespace, target: Path, loader: Batches) -> None:
@@ -138,7 +153,7 @@ def _requantize(arguments: argparse.Namespace, target: Path, loader: Batches) ->
     say(arguments, "the losses are those of the floats; the file that is written rounds")
 
 
-def _lines(facts: Mapping[str, str]) -> Iterator[str]:
+def lines_of(facts: Mapping[str, str]) -> Iterator[str]:
     return (f"{name}: {value}" for name, value in facts.items())
 
 
@@ -155,7 +170,7 @@ def _plan(arguments: argparse.Namespace, loader: Batches, measured: Batches | No
     return plan
 
 
-def _program(arguments: argparse.Namespace, trainer: Any) -> dict[str, str]:
+def program_of(arguments: argparse.Namespace, trainer: Any) -> dict[str, str]:
     """What the training can be done again with."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("onnxruntime", "onnx", "numpy"))
     return {
@@ -212,10 +227,10 @@ def _loader(graph: TrainingGraph, arrays: Mapping[str, Any], arguments: argparse
 def step_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What train and web hand on to `training_graph`."""
     modes = {name: getattr(arguments, name) for name in ("training_mode", "frozen_statistics")}
-    return training_options(arguments) | modes | {"optimizer": _optimizer(arguments)}
+    return training_options(arguments) | modes | {"optimizer": optimizer_of(arguments)}
 
 
-def _optimizer(arguments: argparse.Namespace) -> Optimizer:
+def optimizer_of(arguments: argparse.Namespace) -> Optimizer:
     """What --optimizer and its numbers ask for."""
     given = {n: getattr(arguments, n, None) for n in ("momentum", "weight_decay", "clip_norm", "accumulate", "ema")}
     if given["momentum"] is not None and arguments.optimizer not in ("sgd", "rmsprop"):
@@ -223,7 +238,7 @@ def _optimizer(arguments: argparse.Namespace) -> Optimizer:
     return OPTIMIZERS[arguments.optimizer](**{name: value for name, value in given.items() if value is not None})
 
 
-def _schedule(arguments: argparse.Namespace, steps: int) -> Schedule:
+def schedule_of(arguments: argparse.Namespace, steps: int) -> Schedule:
     rate = arguments.learning_rate
     schedule: Schedule = {
         "constant": lambda: Constant(rate),
@@ -235,7 +250,7 @@ def _schedule(arguments: argparse.Namespace, steps: int) -> Schedule:
     return Warmup(schedule, steps=arguments.warmup) if arguments.warmup else schedule
 
 
-def _outcome(records: list[Record], seconds: float, steps: int, means: str) -> dict[str, str]:
+def outcome_of(records: list[Record], seconds: float, steps: int, means: str) -> dict[str, str]:
     """What came out. means: what the evaluation is of, if that is not the weights themselves."""
     if not records:
         return {"steps": f"{steps}, all of them before"}
@@ -255,13 +270,13 @@ def _outcome(records: list[Record], seconds: float, steps: int, means: str) -> d
     return facts
 
 
-def _report(
+def write_report_of(
     arguments: argparse.Namespace,
     trainer: Any,
     loader: Batches,
     facts: dict[str, str],
     records: list[Record],
-    norms: dict[str, list[tuple[float, float]]],
+    norms: Norms,
 ) -> None:
     from onnx_backprop.training.reports.profiling import profile
     from onnx_backprop.training.reports.report import write_report

@@ -1,0 +1,273 @@
+"""The command `onnx-backprop finetune`: a language model and texts in, an adapter out that onnxruntime-genai loads."""
+
+import argparse
+import math
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from onnx_backprop.command.commands.train import (
+    SCHEDULES,
+    explained,
+    fit_of,
+    lines_of,
+    optimizer_of,
+    outcome_of,
+    program_of,
+    schedule_of,
+    write_report_of,
+)
+from onnx_backprop.command.options import ROWS, say, shared
+from onnx_backprop.command.parser import Command, argument, flag
+from onnx_backprop.converters.finetune.lora import LoraModel, lora
+from onnx_backprop.converters.tables import sparkline
+from onnx_backprop.converters.training.losses import NextToken
+from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.training_graph import training_graph
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.progress import hidden, note
+from onnx_backprop.training.checkpoint import held
+from onnx_backprop.training.reports.history import TokenLoss
+
+CHECKPOINT = "checkpoint.safetensors"
+LENGTH = 512  # tokens of a row, if the model reads as many
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train an adapter; returns the exit code."""
+    target = Path(arguments.output)
+    _check(arguments, target)
+    with hidden(really=arguments.quiet), ExitStack() as stack:
+        target.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(held(target / CHECKPOINT))
+        return _finetune(arguments, target)
+
+
+def _check(arguments: argparse.Namespace, target: Path) -> None:
+    """Before any long work: nothing is replaced unasked, and every number is one that can be."""
+    if not 0 <= arguments.split < 1:
+        raise InvalidArgumentError(f"--split: expected a share from 0 to below 1, got {arguments.split}")
+    if arguments.split and arguments.evaluation:
+        raise InvalidArgumentError("--split: --evaluation names the texts to measure on already. Leave one out")
+    if arguments.floats and not arguments.merged:
+        raise InvalidArgumentError("--floats: goes with --merged")
+    model = Path(arguments.model)
+    own = (model if model.is_dir() else model.parent).resolve()
+    for option, path in (("-o", target), ("--merged", arguments.merged and Path(arguments.merged))):
+        if not path:
+            continue
+        if path.exists() and not path.is_dir():
+            raise InvalidArgumentError(f"{option}: {path} is a file. Name a folder")
+        if not path.resolve().parent.is_dir():
+            raise InvalidArgumentError(f"{option}: there is no folder {path.resolve().parent}. Make it first")
+        if path.resolve() == own:
+            raise InvalidArgumentError(f"{option}: {path} is the folder of the model. Name another one")
+        if path.is_dir() and any(path.iterdir()) and not (arguments.force or arguments.resume):
+            raise InvalidArgumentError(f"{path} is not empty. Name another folder, --force to replace, or --resume")
+    if arguments.merged and Path(arguments.merged).resolve() == target.resolve():
+        raise InvalidArgumentError("--merged: it is the folder of -o. Name another one")
+
+
+def _finetune(arguments: argparse.Namespace, target: Path) -> int:
+    from onnx_backprop import Trainer, text  # not before: the other commands need no runtime
+
+    folder = text.ModelFolder(arguments.model)
+    tokenizer = folder.tokenizer(arguments.tokenizer, begins=arguments.begin or None)
+    length = min(LENGTH, folder.context or LENGTH) if arguments.length is None else arguments.length
+    if folder.context is not None and length > folder.context:
+        raise InvalidArgumentError(f"--length: the model reads at most {folder.context} tokens, got {length}")
+    examples, held_out = _examples(arguments, tokenizer, length)
+    note(f"putting adapters into {folder.model}")
+    targets = arguments.targets or text.projections(folder.model)
+    adapted = lora(folder.model, targets, arguments.rank, alpha=arguments.alpha, seed=arguments.seed)
+    _check_vocabulary(adapted.model, max(int(one.ids.max()) for one in (*examples, *held_out)), tokenizer)
+    note("making a training graph")
+    arguments.loss = "cross entropy of the next token"
+    graph = training_graph(
+        adapted.model,
+        loss=NextToken(),
+        trainable=adapted.trainable,
+        optimizer=optimizer_of(arguments),
+        memory=arguments.memory,
+        lengths={} if arguments.memory is None else _lengths(adapted.model, len(examples), length, arguments),
+        gradient_norms=arguments.report is not None,
+    )
+    options = {"length": length, "pad": tokenizer.pad, "names": _inputs(graph), "seed": arguments.seed}
+    batches = text.TextBatches(examples, arguments.batch_size, pack=arguments.pack, **options)
+    measured = text.TextBatches(held_out, arguments.batch_size, shuffle=False, **options) if held_out else None
+    schedule = schedule_of(arguments, -(-len(batches) * arguments.epochs // arguments.accumulate))
+    plan = _plan(arguments, adapted, batches, measured)
+    say(arguments, "\n".join((graph.summary(most=ROWS), *lines_of(plan))))
+    note("opening it in onnxruntime")
+    trainer = Trainer(graph, learning_rate=arguments.learning_rate, seed=arguments.seed)
+    checkpoint = target / CHECKPOINT
+    if arguments.resume and checkpoint.is_file():
+        trainer.load(checkpoint)
+        say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")
+    before = None if measured is None else trainer.evaluate(measured)
+    start = time.perf_counter()
+    with explained(trainer, checkpoint):
+        records, norms = fit_of(
+            arguments, trainer, batches, schedule=schedule, evaluation=measured, checkpoint=checkpoint
+        )
+    outcome = outcome_of(records, time.perf_counter() - start, trainer.steps, "")
+    told = [record.perplexity for record in records if record.perplexity is not None]
+    if isinstance(before, TokenLoss) and told:
+        outcome["perplexity"] = f"{before.perplexity:.4g} -> {told[-1]:.4g} on the texts held out"
+    note(f"writing {target}")
+    values = trainer.parameters()
+    folder.write(target, adapted.model, {arguments.name: values})
+    written = [str(target), str(target / f"{arguments.name}.onnx_adapter")]
+    if arguments.merged:
+        from onnx_backprop.quantization import merge_adapter  # not before: it needs a runtime
+
+        note(f"writing {arguments.merged}")
+        folder.write(arguments.merged, merge_adapter(adapted, values, floats=arguments.floats))
+        written.append(str(arguments.merged))
+    if arguments.report:
+        note("timing some steps for the report")
+        facts = plan | outcome | program_of(arguments, trainer)
+        write_report_of(arguments, trainer, batches, facts, records, norms)
+        written.append(str(arguments.report))
+    curve = {"course": sparkline([r.loss for r in records])} if len(records) > 1 else {}
+    say(arguments, "\n".join(lines_of(outcome | curve)))
+    say(arguments, f"written: {', '.join(written)}")
+    return 0
+
+
+def _examples(arguments: argparse.Namespace, tokenizer: Any, length: int) -> tuple[list[Any], list[Any]]:
+    """Rows to train on, and to measure on."""
+    from onnx_backprop import text
+
+    note("reading the texts")
+    examples = text.windows(text.read_examples(arguments.text, tokenizer, template=arguments.template), length)
+    if arguments.evaluation:
+        held_out = text.read_examples(arguments.evaluation, tokenizer, template=arguments.template)
+        return examples, text.windows(held_out, length)
+    order = np.random.default_rng(arguments.seed).permutation(len(examples))
+    count = math.ceil(arguments.split * len(examples))
+    if count == len(examples):
+        raise InvalidArgumentError(
+            f"--split: {arguments.split} of {len(examples)} rows leaves none to train on. Give more, or --evaluation"
+        )
+    return [examples[n] for n in sorted(order[count:])], [examples[n] for n in order[:count]]
+
+
+def _check_vocabulary(model: ModelProto, highest: int, tokenizer: Any) -> None:
+    """InvalidArgumentError for a tokenizer whose tokens the model does not have."""
+    dims = [v.type.tensor_type.shape.dim for v in model.graph.output if v.name == "logits"]
+    classes = dims[0][-1].dim_value if dims and dims[0] else 0
+    if classes and highest >= classes:
+        raise InvalidArgumentError(
+            f"--tokenizer: its token {highest} is none of the {classes} of the model ({len(tokenizer)} tokens in all). "
+            "Name the tokenizer of this model"
+        )
+
+
+def _inputs(graph: TrainingGraph) -> list[str]:
+    """The inputs of a training graph that texts give, which are all that it cannot do without."""
+    arrays = ("input_ids", "labels", "attention_mask", "position_ids")
+    missing = [name for name in graph.inputs if name not in arrays]
+    if missing:
+        raise InvalidArgumentError(
+            f"MODEL: its input {missing[0]!r} is nothing that a text gives; expected inputs of {', '.join(arrays)}"
+        )
+    return [name for name in (*graph.inputs, *graph.optional) if name in arrays]
+
+
+def _lengths(model: ModelProto, rows: int, length: int, arguments: argparse.Namespace) -> dict[str, int]:
+    """The lengths of the model's symbolic dimensions in the longest batch."""
+    tokens = [value.type.tensor_type.shape.dim for value in model.graph.input if value.name == "input_ids"]
+    shape = (min(arguments.batch_size, rows), length)
+    return {d.dim_param: n for dims in tokens for d, n in zip(dims, shape, strict=False) if d.dim_param}
+
+
+def _plan(arguments: argparse.Namespace, adapted: LoraModel, batches: Any, measured: Any) -> dict[str, str]:
+    """What is about to be done."""
+    plan = {
+        "adapters": f"rank {arguments.rank}, {repr(adapted).partition(': ')[2][:-1]}",
+        "data": f"{batches.rows:,} rows, {batches.learned:,} tokens learned, "
+        f"{len(batches):,} batches of {batches.size}",
+    }
+    if measured is not None:
+        plan["evaluation"] = f"{measured.rows:,} rows, {measured.learned:,} tokens, after every epoch"
+    plan["training"] = (
+        f"{arguments.optimizer}, {arguments.loss}, {arguments.epochs} epochs, "
+        f"{len(batches) * arguments.epochs:,} steps, learning rate {arguments.learning_rate:g} ({arguments.schedule})"
+    )
+    return plan
+
+
+COMMAND = Command(
+    "finetune",
+    help="train an adapter of a language model on texts",
+    usage="%(prog)s MODEL -o OUT --text FILE [FILE …] [options]",
+    description="MODEL is a folder of onnxruntime-genai's model builder, or an ONNX file with a tokenizer.json beside "
+    'it. FILE: .jsonl with {"text": …}, {"prompt": …, "completion": …} or {"messages": [{"role": …, "content": …}]} '
+    "in each line, of which answers alone are learned; any other file is one text. OUT becomes a folder that "
+    "onnxruntime-genai loads: the model with low-rank matrices as inputs, without effect by themselves, and "
+    "NAME.onnx_adapter beside it; a checkpoint too, from which --resume goes on.",
+    run=run,
+    arguments=[
+        argument("model", metavar="MODEL", help="the folder of the model, or its ONNX file"),
+        argument("-o", "--output", metavar="OUT", required=True, help="the folder to write"),
+        argument("--text", nargs="+", action="extend", required=True, metavar="FILE", help="texts to train on"),
+        argument("--tokenizer", metavar="FILE", help="tokenizer.json (default: beside MODEL)"),
+        argument(
+            "--template",
+            choices=("chatml", "llama3", "gemma", "phi", "mistral"),
+            help="how conversations are written (default: by the tokenizer's configuration)",
+        ),
+        flag(
+            "--begin", help="begin texts as the tokenizer does, which onnxruntime-genai leaves out unless it is asked"
+        ),
+        argument(
+            "--length", type=int, metavar="TOKENS", help=f"the most in a row (default: {LENGTH}, or what MODEL reads)"
+        ),
+        argument("--evaluation", nargs="+", metavar="FILE", help="texts to measure on after every epoch"),
+        argument("--split", default=0.0, metavar="SHARE", help="of the rows, to measure on (%(default)s)"),
+        flag("--pack", help="several examples in a row, each of which sees those before it"),
+        argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl", file="written"),
+        argument(
+            "--report", metavar="FILE.html", help="curves, gradient norms and timings in one file", file="written"
+        ),
+        *shared("--force", "--quiet", "--limit"),
+    ],
+    groups={
+        "the adapter": [
+            argument("--name", default="adapter", help="of the file, without .onnx_adapter (%(default)s)"),
+            argument("--rank", default=8, least=1, metavar="N", help="of the change of a matrix (%(default)s)"),
+            argument("--alpha", default=16.0, metavar="NUMBER", help="its scale times its rank (%(default)s)"),
+            argument(
+                "--targets",
+                nargs="+",
+                action="extend",
+                metavar="NAME",
+                help="weights that get one; globs too (default: every matrix but that of the logits)",
+            ),
+            argument("--merged", metavar="FOLDER", help="a folder to write with the change in the weights themselves"),
+            flag("--floats", help="with --merged: floats where MODEL has integers"),
+        ],
+        "steps and updates": [
+            argument("--epochs", default=3, least=1, metavar="N", help="times through the texts (%(default)s)"),
+            *shared("--batch-size", default=4),
+            *shared("--optimizer"),
+            *shared("--learning-rate", default=2e-4),
+            argument("--schedule", choices=SCHEDULES, default="cosine", help="of the learning rate (%(default)s)"),
+            argument("--warmup", default=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
+            *shared("--weight-decay"),
+            argument("--clip-norm", default=1.0, metavar="NUMBER", help="limit of the norm of gradients (%(default)s)"),
+            argument("--accumulate", default=1, least=1, metavar="STEPS", help="steps of one update (%(default)s)"),
+            *shared("--seed", metavar="N", help="of the adapter, the split and the order of rows (%(default)s)"),
+            *shared("--memory"),
+        ],
+        "going on": [
+            flag("--resume", help="go on from the checkpoint in OUT, if there is one"),
+            argument("--every", default=0, metavar="STEPS", help="between checkpoints (default: an epoch)"),
+        ],
+    },
+)
