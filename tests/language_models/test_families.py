@@ -72,7 +72,8 @@ def test_adapters(family: str, precision: str) -> None:
     theirs = families.adapted(model, tuned, 4)
     graph = ob.training_graph(tuned.model, loss=ob.losses.NextToken(), optimizer=OPTIMIZER, trainable=tuned.trainable)
     assert sum(v.size for v in graph.initial_values().values()) == numbers(theirs)
-    np.testing.assert_allclose(ours(graph)[0], families.losses(theirs, RATE), rtol=0, atol=1e-4)
+    rounded = 1e-3 if precision == "int4" else 1e-4  # by accuracy_level 4, which the builder asks for; 1e-6 without it
+    np.testing.assert_allclose(ours(graph)[0], families.losses(theirs, RATE), rtol=0, atol=rounded)
 
 
 def operators(graph: onnx.GraphProto) -> list[str]:
