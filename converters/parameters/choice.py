@@ -169,7 +169,7 @@ def _is_merged_by_name(uses: Sequence[Use]) -> bool:
     node, index = uses[0] if uses else (None, 0)
     if node is None or node.op_type not in ("Conv", "ConvTranspose", "FusedConv", "Gemm") or index not in (1, 2):
         return False
-    weight, bias = (node.inputs[n].name if len(node.inputs) > n and node.inputs[n] else "" for n in (1, 2))
+    weight, bias = (str(value.name) if value is not None else "" for value in (*node.inputs, None, None)[1:3])
     fused = weight == f"{node.outputs[0].name}_weight" or _FUSED.match(weight) or _FUSED.match(bias)
     return bias == f"{weight}_bias" or bool(fused)
 

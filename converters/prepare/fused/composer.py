@@ -184,7 +184,9 @@ def mark_branches(graph: GraphProto) -> None:
         for stated, _, what in (p.value.partition(": ") for p in node.metadata_props if p.key == _DEFINES):
             name = node.input[int(stated)]
             chosen = makers.get(name)
-            for branch in subgraphs(chosen) if chosen is not None and is_standard(chosen, "If") else ():
+            if chosen is None or not is_standard(chosen, "If"):
+                continue
+            for branch in subgraphs(chosen):
                 given = branch.output[list(chosen.output).index(name)].name
                 for inner in (inner for inner in branch.node if given in inner.output):
                     inner.metadata_props.add(key=_DEFINES, value=f"0: {what}")
