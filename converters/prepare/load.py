@@ -17,7 +17,6 @@ from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING
 from onnx_backprop.converters.prepare.exporters.restore import restore, separate_named, unfold
 from onnx_backprop.converters.prepare.exporters.statistics import split_statistics
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
-from onnx_backprop.converters.prepare.fused.weight_only import pack_products
 from onnx_backprop.converters.prepare.inference.conv_lengths import explicit_pads
 from onnx_backprop.converters.prepare.inference.declared import as_declared, forget_declared
 from onnx_backprop.converters.prepare.inference.driver import infer_corrected
@@ -28,6 +27,7 @@ from onnx_backprop.converters.prepare.inference.resize_lengths import hidden_sca
 from onnx_backprop.converters.prepare.inference.sequence_lengths import ranked_elements
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
+from onnx_backprop.converters.prepare.packed_products import pack_products
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
