@@ -18,6 +18,7 @@ from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.facts import CHEAP
 from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.order import positions
 from onnx_backprop.opset.graphs.walk import reads
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 
@@ -25,8 +26,8 @@ from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE
 def rematerialize(model: ModelProto, ends: Collection[str]) -> ModelProto:
     """Let nodes behind those of the outputs `ends` of the forward pass read copies, in place; returns the model."""
     nodes = list(model.graph.node)
-    producers = {name: n for n, node in enumerate(nodes) for name in node.output}
-    end = max((producers[name] for name in ends if name in producers), default=len(nodes))
+    produced = positions(nodes)
+    end = max((produced[name] for name in ends if name in produced), default=len(nodes))
     readers: dict[str, list[int]] = defaultdict(list)
     for n, node in enumerate(nodes):
         for name in reads(node):
@@ -40,7 +41,7 @@ def rematerialize(model: ModelProto, ends: Collection[str]) -> ModelProto:
         if not later or not _is_cheap(node) or not outputs.isdisjoint(node.output):
             continue
         (y,) = node.output
-        read = {name for name in node.input if name in producers}
+        read = {name for name in node.input if name in produced}
         kept = all(max(readers[name]) > max(later) for name in read - outputs)
         if y in retained or not kept or not freed.isdisjoint(read) or any(y not in nodes[n].input for n in later):
             continue

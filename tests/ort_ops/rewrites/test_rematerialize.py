@@ -18,6 +18,7 @@ def model(forward: str, backward: str) -> ModelProto:
 
 
 KEPT = "t = Tanh(x)  y = Mul(t, w)  last = Tanh(y)"
+OMITTED = 'd, "" = Dropout(x)  t = Tanh(d)  h = Constant<value = float {0.5}>()  y = Clip(t, "", h)  last = Tanh(y)'
 
 
 @pytest.mark.parametrize(
@@ -32,9 +33,18 @@ KEPT = "t = Tanh(x)  y = Mul(t, w)  last = Tanh(y)"
             "a = Mul(u, y)  b = Mul(a, y) z = Mul(b, t)",
             {"y"},
         ),
+        (OMITTED, "a = Mul(y, last)  b = Mul(a, t)  z = Mul(b, h)", {"y"}),
         (KEPT, "a = Sin(x)  b = Mul(y, a)  c = Mul(b, y)  z = Mul(c, t)", {"y"}),
     ],
-    ids=["kept", "kept too briefly", "of inputs", "not cheap", "of what is made again", "in front of its reader"],
+    ids=[
+        "kept",
+        "kept too briefly",
+        "of inputs",
+        "not cheap",
+        "of what is made again",
+        "omitted ends",
+        "in front of its reader",
+    ],
 )
 def test_what_is_made_again(forward: str, backward: str, again: set[str]) -> None:
     plain, changed = model(forward, backward), rematerialize(model(forward, backward), ["loss"])
