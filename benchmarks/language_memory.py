@@ -1,8 +1,9 @@
-"""`python -m benchmarks.language_memory`: peak memory and processor time of training a decoder, beside torch and peft.
+"""`python -m benchmarks.language_memory`: peak memory and time of training a decoder, beside torch and peft.
 
 A Llama of random weights, SmolLM2's shape by default (135 M parameters), is exported with its weights in a file beside
-it. Then each contender runs in a process of its own: float32, AdamW, one sequence a step, LoRA of `--rank` beside q and
-v, and all weights. Needs torch, transformers and peft beside this project; `--ours PYTHON` runs our side elsewhere.
+it. Then each contender runs in a process of its own, one after the other: float32, AdamW, LoRA of `--rank` beside q and
+v, and all weights. Seconds of the clock and of the processor are the medians of some steps behind an untimed one. Needs
+torch, transformers and peft beside this project; `--ours PYTHON` runs our side elsewhere.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ def decoder(shape: dict[str, int]) -> Any:
 
 def batch(shape: dict[str, int], tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens, and those behind each."""
-    ids = np.random.default_rng(0).integers(0, shape["vocabulary"], (1, tokens + 1))
+    ids = np.random.default_rng(0).integers(0, shape["vocabulary"], (shape["batch"], tokens + 1))
     return ids[:, :-1], ids[:, 1:]
 
 
 def export(path: Path, shape: dict[str, int], tokens: int, _rank: int) -> dict[str, float]:
-    """Write the decoder; its logits have their classes along axis 1, as the loss reads them."""
+    """Write the decoder."""
     torch: Any = import_module("torch")
 
     class Logits(torch.nn.Module):
@@ -57,7 +58,7 @@ def export(path: Path, shape: dict[str, int], tokens: int, _rank: int) -> dict[s
             self.model = decoder(shape).eval()
 
         def forward(self, input_ids: Any) -> Any:
-            return self.model(input_ids=input_ids, use_cache=False).logits.transpose(1, 2)
+            return self.model(input_ids=input_ids, use_cache=False).logits
 
     ids = torch.from_numpy(batch(shape, tokens)[0])
     with torch.no_grad():
@@ -72,7 +73,7 @@ def ours(path: Path, shape: dict[str, int], tokens: int, rank: int) -> dict[str,
 
     ids, labels = batch(shape, tokens)
     begin = time.process_time()
-    options: dict[str, Any] = {"loss": "softmax_cross_entropy", "optimizer": "adamw"}
+    options: dict[str, Any] = {"loss": ob.losses.NextToken(shift=False), "optimizer": "adamw"}
     if rank:
         adapted = ob.lora(path, ["*q_proj*", "*v_proj*"], rank=rank)
         graph = ob.training_graph(adapted.model, trainable=adapted.trainable, **options)
@@ -105,13 +106,15 @@ def torch_and_peft(_path: Path, shape: dict[str, int], tokens: int, rank: int) -
 
 
 def timed(step: Any) -> dict[str, float]:
-    """Processor seconds of a step, the median; the last loss; the peak so far."""
+    """Seconds of a step, the medians; the last loss; the peak so far."""
+    step()
     seconds, loss = [], 0.0
     for _ in range(STEPS):
-        begin = time.process_time()
+        begin = time.perf_counter(), time.process_time()
         loss = step()
-        seconds.append(time.process_time() - begin)
-    return {"step s": float(np.median(seconds)), "loss": loss, "peak MB": peak()}
+        seconds.append((time.perf_counter() - begin[0], time.process_time() - begin[1]))
+    clock, processor = np.median(seconds, axis=0)
+    return {"step s": float(clock), "processor s": float(processor), "loss": loss, "peak MB": peak()}
 
 
 def peak() -> float:
@@ -125,13 +128,14 @@ PARTS = {"export": export, "ours": ours, "torch": torch_and_peft}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--layers", type=int, default=SHAPE["layers"])
     parser.add_argument("--ours", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    shape = SHAPE | {"layers": arguments.layers}
+    shape = SHAPE | {"layers": arguments.layers, "batch": arguments.batch}
     if arguments.part:
         print(json.dumps(PARTS[arguments.part](arguments.path, shape, arguments.tokens, arguments.rank)))
         return
@@ -142,7 +146,7 @@ def main() -> None:
             python = arguments.ours if part == "ours" else sys.executable
             command = [python, "-m", "benchmarks.language_memory", "--part", part, "--path", str(path)]
             command += [f"--{name}={value}" for name, value in (("tokens", arguments.tokens), ("rank", rank))]
-            command += [f"--layers={arguments.layers}"]
+            command += [f"--layers={arguments.layers}", f"--batch={arguments.batch}"]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             return json.loads(done.stdout.splitlines()[-1])
 
@@ -151,7 +155,8 @@ def main() -> None:
             found = {part: run(part, rank) for part in ("ours", "torch")}
             for part, numbers in found.items():
                 print(f"{what:16} {part:6}", ", ".join(f"{name} {value:,.2f}" for name, value in numbers.items()))
-            print(f"{what:16} ours / torch: {found['ours']['peak MB'] / found['torch']['peak MB']:.2f} of the peak")
+            times, memory = (found["torch"][key] / found["ours"][key] for key in ("step s", "peak MB"))
+            print(f"{what:16} {times:.2f} times torch's speed, {1 / memory:.2f} of its peak")
 
 
 if __name__ == "__main__":
