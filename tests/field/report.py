@@ -36,9 +36,8 @@ nothing is trained. Variants are judged like the file as it is: the numbers of f
 module's, rounded; where a tool or an exporter has folded a BatchNormalization into a weight, the file has not got the
 module's numbers any more, and a warning must say so. Quantised files are not judged. Conversion is one call of `training_graph`: seconds of processor, and the memory of the
 process at its peak, Python and all. Steps are of AdamW, beside PyTorch eager on one thread or on all, whichever is
-faster: the module itself, and for files without one, in italics, the file node by node. No step is repeated for long, and most of this run
-shared its two cores with other work:
-these numbers show what is slow, docs/performance.md what is fast.
+faster: the module itself, and for files without one, in italics, the file node by node. No step is repeated for long,
+and other work may have run on the same cores: these numbers show what is slow, docs/performance.md what is fast.
 """
 
 
