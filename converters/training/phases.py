@@ -40,7 +40,7 @@ from onnx_backprop.converters.training.sharing import describe_shared, shared, t
 from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
 from onnx_backprop.converters.training.update.loss_scale import renewed_scale, scaled_loss, unscale, with_default
 from onnx_backprop.converters.training.update.step import State, StepWriter, write_outputs
-from onnx_backprop.converters.training.whole_decoder import keep
+from onnx_backprop.converters.training.whole_decoder import store_decoder
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.names import used_names
@@ -286,7 +286,7 @@ class TrainingDraft(Draft):
     def keep_decoder(self, model: ModelProto) -> None:
         """Let the finished graph hold the decoder that it is made of, if it had a cache."""
         if self.editor.cache:
-            keep(model, self.editor.whole, self.editor.tensors, self.came)
+            store_decoder(model, self.editor.whole, self.editor.tensors, self.came)
 
     def stage_sums(self) -> None:
         """Put long sums of the loss and of the two passes in stages; the model's own sums stay as they are."""

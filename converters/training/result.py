@@ -21,7 +21,7 @@ from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.converters.training.metadata import FORMAT, METADATA, OPTIONAL, described
 from onnx_backprop.converters.training.settings import Settings
 from onnx_backprop.converters.training.slots import MEAN, Slot
-from onnx_backprop.converters.training.whole_decoder import kept
+from onnx_backprop.converters.training.whole_decoder import stored_decoder
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
 from onnx_backprop.opset.core.mapped import to_array, whole
 from onnx_backprop.opset.core.reading import load
@@ -192,7 +192,7 @@ class TrainingGraph:
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
         self._require_values(values or ())
-        model = None if outputs else kept(self.model)
+        model = None if outputs else stored_decoder(self.model)
         if model is None:
             model = _part(self, list(outputs or self.outputs), None, keep_inputs=False)
         tensors = {tensor.name: tensor for tensor in model.graph.initializer}

@@ -23,7 +23,7 @@ KEPT = "onnx_backprop.decoder"  # key of the model's metadata
 _LONGEST = 1 << 28  # bytes of nodes, and of the few tensors that a training graph does not have
 
 
-def keep(model: ModelProto, decoder: ModelProto, tensors: Mapping[str, TensorProto], came: ModelProto) -> None:
+def store_decoder(model: ModelProto, decoder: ModelProto, tensors: Mapping[str, TensorProto], came: ModelProto) -> None:
     """Write a decoder into the metadata of the training graph that is made of it.
 
     decoder: without the initializers, which are `tensors`. came: as it was given; it says what inputs and outputs are.
@@ -46,7 +46,7 @@ def keep(model: ModelProto, decoder: ModelProto, tensors: Mapping[str, TensorPro
     model.metadata_props.add(key=KEPT, value=base64.b64encode(data).decode("ascii"))
 
 
-def kept(model: ModelProto) -> ModelProto | None:
+def stored_decoder(model: ModelProto) -> ModelProto | None:
     """The decoder that a training graph holds, with the graph's weights; None where it holds none.
 
     Errors: InvalidModelError for what cannot be one.

@@ -364,7 +364,7 @@ class Trainer:
         weights = self._weights(ema=ema)
         if loader is None or isinstance(loader, Mapping) or arrays or more:
             batch = self.inputs.together([loader, *arrays], more)
-            return self._told(self._measured(batch, weights, "the loss is"), self._weight(batch))
+            return self._of_tokens(self._measured(batch, weights, "the loss is"), self._weight(batch))
         if not isinstance(loader, Iterable):
             self.inputs.check_loader(loader)
         total, seen = 0.0, 0
@@ -384,7 +384,7 @@ class Trainer:
         if not seen:
             what = "is empty; expected at least one batch" if self._counts is None else "holds no token that counts"
             raise InvalidArgumentError(f"the loader {what}")
-        return self._told(total / seen, seen)
+        return self._of_tokens(total / seen, seen)
 
     def _weight(self, feeds: Feeds) -> float:
         """What a batch counts in a mean over several: its rows, or of a loss of tokens those that count."""
@@ -392,7 +392,7 @@ class Trainer:
             return rows(feeds[self.graph.inputs[0]])
         return self._counts.of(Shard(self.inputs.checked(feeds)))
 
-    def _told(self, loss: float, count: float) -> float:
+    def _of_tokens(self, loss: float, count: float) -> float:
         return loss if self._counts is None else TokenLoss(loss, count)
 
     def _measured(self, feeds: Feeds, weights: Mapping[str, OrtValue], what: str) -> float:

@@ -115,6 +115,8 @@ class _Graph:
         if core is None:
             return None
         query, key, diff_query, diff_key, scale, masks = core
+        if not np.float32(scale):  # which the attribute takes for its default
+            return None
         same = [self.shapes.get(name, ()) for name in (query, key, value)]
         keys = same[1][-1] if len(same[1]) == 4 else None
         if any(len(dims) != 4 for dims in same) or (isinstance(keys, int) and keys < _LEAST) or not self._fit(*same):

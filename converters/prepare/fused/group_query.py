@@ -99,7 +99,7 @@ class _Tokens:
         op, held, added = self.op, self.op.length(past[0], 2), self.op.length(k, 2)
         starts = op.Where(op.Equal(added, [0]), self.ends, self.starts)
         places = op.Unsqueeze(attention.arange(op, op.Max(self.total, held)), [0])
-        kept = self._kept(starts, held, window) if window else starts
+        kept = self._tokens_in_window(starts, held, window) if window else starts
         since = op.Sub(places, starts)
         index = op.Add(since, op.Where(op.Less(since, [0]), kept, held))  # of the past, then the new
         index = op.Where(op.Greater(kept, held), [2**40], index)  # fails in the run: rows that the cache lacks
@@ -108,12 +108,13 @@ class _Tokens:
         both = [_rows(op, op.Concat(before, x, axis=2), index, real) for before, x in zip(past, (k, v), strict=True)]
         present = both
         if window:
-            kept, places = self._kept(self.ends, held, window), op.Unsqueeze(attention.arange(op, held), [0])
+            kept = self._tokens_in_window(self.ends, held, window)
+            places = op.Unsqueeze(attention.arange(op, held), [0])
             index = op.Add(places, op.Sub(self.ends, kept))
             present = [_rows(op, x, index, op.Less(places, kept)) for x in both]
         return [*(op.Slice(x, [0], self.total, [2]) for x in both), *present]
 
-    def _kept(self, tokens: str, capacity: str, window: int) -> str:
+    def _tokens_in_window(self, tokens: str, capacity: str, window: int) -> str:
         """How many of so many tokens a cache with a window keeps: others go in steps of capacity - window + 1."""
         op = self.op
         step = op.Sub(capacity, [window - 1])

@@ -17,7 +17,7 @@ def draw(*shape: int, dtype: type = np.float32) -> np.ndarray:
     return RNG.standard_normal(shape).astype(dtype)
 
 
-def given(feeds) -> list[str]:
+def float_inputs(feeds) -> list[str]:
     return [name for name, array in feeds.items() if array is not None and array.dtype.kind == "f"]
 
 
@@ -33,7 +33,7 @@ def test_causal_convolution(more, past: int, bias: int, last: int, time: int) ->
     settings = {"channels_last": last, "constants": ["w"], **more}
     check_fused("CausalConvWithState", feeds, outputs=2, **settings)
     if time == T:
-        wrt = [name for name in given(feeds) if name != "w"]
+        wrt = [name for name in float_inputs(feeds) if name != "w"]
         check_kernel_gradient("CausalConvWithState", feeds, wrt, outputs=2, half=True, **settings)
 
 
@@ -93,7 +93,7 @@ def test_linear_attention(rule: str, queries: int, heads: int, keys: int, past: 
     feeds["beta"] = 1 / (1 + np.exp(-draw(B, T, 1 if common else heads))) if "delta" in rule else None
     settings = {"update_rule": rule, "q_num_heads": queries, "kv_num_heads": heads, "scale": 0.3 if common else 0.0}
     check_fused("LinearAttention", feeds, outputs=2, **settings)
-    check_kernel_gradient("LinearAttention", feeds, given(feeds), outputs=2, half=past, **settings)
+    check_kernel_gradient("LinearAttention", feeds, float_inputs(feeds), outputs=2, half=past, **settings)
     coarse = {name: None if x is None else x.astype(np.float16) for name, x in feeds.items()}
     check_fused("LinearAttention", coarse, outputs=2, **settings)
 

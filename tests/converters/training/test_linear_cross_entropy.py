@@ -298,7 +298,7 @@ def test_an_adapter_of_the_head(rng, kind: str) -> None:
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
 
 
-def test_a_stop_inside_the_head_is_kept(rng) -> None:
+def test_no_gradient_passes_a_stop_inside_the_head(rng) -> None:
     """No gradient passes it; behind a stop in front of the head, blocks are as ever."""
     model = head("bias", rng)
     x, labels = rng.standard_normal((2, 4, WIDTH), np.float32), rng.integers(0, CLASSES, (2, 4))

@@ -62,7 +62,7 @@ def test_the_matrices_are_all_but_that_of_the_logits() -> None:
         projections(model)
 
 
-def test_a_folder_with_adapters_computes_the_base_and_with_them_what_merging_does(tmp_path: Path) -> None:
+def test_adapters_as_inputs_are_the_base_without_values_and_the_merged_model_with_them(tmp_path: Path) -> None:
     adapted = ob.lora(FOLDER / "model.onnx", MATRICES, rank=4, alpha=8)
     values = moved(adapted, 0.3)
     ModelFolder(FOLDER).write(tmp_path / "out", adapted.model, {"task": values})

@@ -30,7 +30,7 @@ def pairs() -> list[Pair]:
     return [(answer(prompt, 3 + n), answer(prompt, 6 - n)) for n, prompt in enumerate(prompts)]
 
 
-def made(rate: float = 1e-2, *, rounds: bool = True) -> tuple[ob.Trainer, PairBatches, ob.TrainingGraph]:
+def a_training(rate: float = 1e-2, *, rounds: bool = True) -> tuple[ob.Trainer, PairBatches, ob.TrainingGraph]:
     """rounds: whether products round what they read to 8 bits, as the file says."""
     base = onnx.load(FOLDER / "model.onnx")
     for node in base.graph.node:
@@ -60,7 +60,7 @@ def log_p(trainer: ob.Trainer, batch: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def test_loss_and_reference_are_those_of_the_formula() -> None:
-    trainer, batches, _ = made()
+    trainer, batches, _ = a_training()
     assert [{name: value.shape for name, value in batch.items()} for batch in batches] == [
         {"input_ids": (6, 16), "labels": (6, 16), "attention_mask": (6, 16), "reference": (3,)},
         {"input_ids": (4, 16), "labels": (4, 16), "attention_mask": (4, 16), "reference": (2,)},
@@ -76,7 +76,7 @@ def test_loss_and_reference_are_those_of_the_formula() -> None:
 
 
 def test_its_gradient_is_that_of_differences_of_the_forward() -> None:
-    trainer, batches, _ = made(rate=1.0, rounds=False)
+    trainer, batches, _ = a_training(rate=1.0, rounds=False)
     batch = next(iter(batches))
     before = trainer.parameters()
     trainer.step(batch)
@@ -93,7 +93,7 @@ def test_its_gradient_is_that_of_differences_of_the_forward() -> None:
 
 
 def test_training_prefers_the_chosen_answers() -> None:
-    trainer, batches, _ = made(rate=0.1)
+    trainer, batches, _ = a_training(rate=0.1)
     batches.refer(trainer)
     trainer.fit(batches, epochs=10)
     for batch in batches:

@@ -356,7 +356,7 @@ def test_gradients_of_a_model_in_files(tmp_path: Path, monkeypatch: pytest.Monke
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_in_memory_says_what_it_lacks(tmp_path: Path) -> None:
+def test_a_model_whose_file_is_missing_is_refused_by_name(tmp_path: Path) -> None:
     path = beside(tmp_path)
     bare = onnx.load(path, load_external_data=False)
     with pytest.raises(ob.InvalidModelError, match="lies in the file 'weights0.bin'. Give the path of the model"):
