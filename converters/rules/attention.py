@@ -57,7 +57,7 @@ def _usual(node: ir.Node) -> bool:
     numbers = {n: a for n, a in node.attributes.items() if n not in _HANDLED}
     neutral = all(a.type == ir.AttributeType.FLOAT and a.as_float() == 0 for a in numbers.values())
     precise = "softmax_precision" not in node.attributes or node.attributes.get_int("softmax_precision") == 1
-    scaled = "scale" not in node.attributes or node.attributes.get_float("scale") > 0  # 0 is 1/√D to the domain
+    scaled = "scale" not in node.attributes or node.attributes["scale"].as_float() > 0  # 0 is 1/√D to the domain
     others = any(v.name and (v.uses() or v.is_graph_output()) for v in node.outputs[1:])
     if not neutral or not precise or not scaled or others or any(given[_INPUTS:]):
         return False
