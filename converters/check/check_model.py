@@ -20,10 +20,10 @@ from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.float_types import converted, half_types, with_float_type
 from onnx_backprop.converters.prepare.submodel import with_outputs
-from onnx_backprop.converters.reverse.differentiate import GradientPath, find_path
 from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.named import values_by_name
+from onnx_backprop.converters.reverse.path import GradientPath, find_path
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.mapped import to_array

@@ -22,18 +22,12 @@ from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.differentiate import (
-    GradientPath,
-    NodePlan,
-    describe_stops,
-    find_path,
-    plan,
-    walk_back,
-)
+from onnx_backprop.converters.reverse.differentiate import NodePlan, plan, walk_back
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.reverse.models.backward import backward
 from onnx_backprop.converters.reverse.models.named import INPUT, OUTPUT, pick_values, require_floats
+from onnx_backprop.converters.reverse.path import GradientPath, describe_stops, find_path
 from onnx_backprop.converters.tables import table, wrapped
 from onnx_backprop.opset.core.errors import OnnxBackpropError, OnnxBackpropWarning, UnsupportedOpError
 from onnx_backprop.opset.core.progress import shown

@@ -13,7 +13,8 @@ from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress
 from onnx_backprop.converters.reverse.expand import drop_unread
-from onnx_backprop.converters.reverse.models.backward import Differentiation, Draft
+from onnx_backprop.converters.reverse.models.backward import Draft
+from onnx_backprop.converters.reverse.models.differentiation import Differentiation
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
 from onnx_backprop.opset.graphs.walk import all_nodes
 

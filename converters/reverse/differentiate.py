@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation of one graph: which nodes lie on a path, and the walk back along them.
+"""Reverse-mode differentiation of one graph: a plan for each node of a path, and the walk back along them.
 
 For y = f(x) and a scalar L, dx = (∂y/∂x)ᵀ · dy. Nodes are visited in reverse order; each rule turns the gradients
 of its outputs into gradients of its inputs, and the gradients of a value that is used twice are added.
@@ -7,7 +7,7 @@ of its outputs into gradients of its inputs, and the gradients of a value that i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -24,147 +24,25 @@ from onnx_backprop.converters.reverse.expand import (
     prune_and_name,
 )
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
-from onnx_backprop.converters.reverse.imputed import imputed
-from onnx_backprop.converters.reverse.known import is_float, type_name
 from onnx_backprop.converters.reverse.loops.gradients import LoopPlan, loop_gradients, plan_loop
 from onnx_backprop.converters.reverse.loops.rows import rows_gradients
 from onnx_backprop.converters.reverse.loops.segments import has_segments, segmented
 from onnx_backprop.converters.reverse.loops.sequence_map import map_as_loop
-from onnx_backprop.converters.reverse.loops.steps import body_of, is_loop, steps_of
+from onnx_backprop.converters.reverse.loops.steps import body_of, is_loop
+from onnx_backprop.converters.reverse.path import (
+    GradientPath,
+    find_path,
+    imputed,
+    is_rounded,
+    refuse_rounding,
+    values_between,
+)
 from onnx_backprop.converters.reverse.widened import Widened
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedOpError
-from onnx_backprop.opset.graphs.facts import CARRIES_ROUNDED, ROUNDS, UNARY
-from onnx_backprop.opset.graphs.order import dependencies
-from onnx_backprop.opset.graphs.walk import is_standard, subgraphs, values_read
+from onnx_backprop.opset.core.errors import OnnxBackpropError, UnsupportedOpError
+from onnx_backprop.opset.graphs.facts import CARRIES_ROUNDED, UNARY
+from onnx_backprop.opset.graphs.walk import is_standard, values_read
 
 Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
-_ROUNDED_BYTES = 4  # longer integers are lengths and indices
-
-
-@dataclass(frozen=True)
-class GradientPath:
-    """The nodes between the values to differentiate and those to differentiate by."""
-
-    nodes: list[ir.Node]  # in forward order
-    active: set[ir.Value]  # depend on a `wrt` value and influence an `of` value, differentiably
-    stops: dict[ir.Node, registry.Stop]  # nodes that depend on a `wrt` value and let no gradient through
-
-
-def find_path(graph: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> GradientPath:
-    """Find the nodes on a differentiable path from a `wrt` value to an `of` value."""
-    influenced = set(wrt)
-    candidates: list[tuple[ir.Node, set[ir.Value]]] = []
-    stops: dict[ir.Node, registry.Stop] = {}
-    for node in graph:
-        read = values_read(node) & influenced
-        flowing = registry.FLOWING_INPUTS.get((node.domain, node.op_type))
-        if read and flowing is not None:
-            reached = {value for n, value in enumerate(node.inputs) if n in flowing and value in read}
-            if not reached:
-                stops[node] = _wrong_input(node, read)
-            read = {value for value in reached if value is not None}
-        if not read:
-            continue
-        stop = registry.stops(node)
-        made = set() if stop is not None else _carry(node, read)
-        if made and is_standard(node, "If"):
-            made, read, stop = _through_if(node, read, made)
-        elif made and is_loop(node):
-            made, read, stop = _through_loop(node, read, made)
-        if not made:
-            stops[node] = stop or _wrong_type(node)
-            continue
-        candidates.append((node, read))
-        influenced |= made
-    active = set(of) & influenced
-    nodes: list[ir.Node] = []
-    for node, read in reversed(candidates):
-        if active.intersection(node.outputs):
-            nodes.append(node)
-            active |= read
-    return GradientPath(nodes[::-1], active, stops)
-
-
-def _wrong_input(node: ir.Node, read: set[ir.Value]) -> registry.Stop:
-    """It is reached through inputs alone that no gradient flows to."""
-    zero = registry.ZERO_INPUTS[node.domain, node.op_type]
-    if all(n in zero for n, value in enumerate(node.inputs) if value in read):
-        return registry.Stop("its derivative by that input is zero almost everywhere")
-    return registry.Stop("no gradient flows to that input", zero=False)
-
-
-def _wrong_type(node: ir.Node) -> registry.Stop:
-    """None of its outputs is of floats."""
-    types = dict.fromkeys(type_name(value) for value in node.outputs if value.name)
-    reason = f"its output has type {', '.join(types)}"
-    if all(value.dtype != ir.DataType.STRING for value in node.outputs):
-        return registry.Stop(reason)
-    hidden = (
-        "and of a number that is read back from text no gradient is known. Keep text out of the way by `wrt` and `of`"
-    )
-    return registry.Stop(f"{reason}, {hidden}", zero=False, refused=True)
-
-
-def _through_if(
-    node: ir.Node, read: set[ir.Value], made: set[ir.Value]
-) -> tuple[set[ir.Value], set[ir.Value], registry.Stop]:
-    """Those of the outputs that a branch leads to, and what it leads there from; why there are none."""
-    branches = subgraphs(node)
-    inside = [find_path(branch, branch.outputs, read) for branch in branches]
-    led = {y for path, branch in zip(inside, branches, strict=True) for y in _led(node, branch, path)}
-    stops = {inner: stop for path in inside for inner, stop in path.stops.items()}
-    flowing = {value for value in read if any(value in path.active for path in inside)}
-    return made & led, flowing, _stopped_inside(stops)
-
-
-def _through_loop(
-    node: ir.Node, read: set[ir.Value], made: set[ir.Value]
-) -> tuple[set[ir.Value], set[ir.Value], registry.Stop]:
-    """The same for the steps of a Scan or a Loop. A state leads to its last value, if there is no step at all."""
-    steps = steps_of(node)
-    start = steps.started(read, _between)
-    path = find_path(steps.nodes, steps.body_outputs, read | start)
-    states = list(zip(steps.initial, steps.final, steps.after, strict=True))
-    led = {y for x, y, after in states if x in read or after in path.active}
-    led |= {y for y, part in steps.stacked if part in path.active}
-    flowing = {value for value in read if value in path.active} | {x for x, _, _ in states if x in read}
-    flowing |= {x for x, part in steps.sliced if x in read and part in path.active}
-    return made & led, flowing, _stopped_inside(path.stops)
-
-
-def _between(nodes: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> set[ir.Value]:
-    return find_path(nodes, of, wrt).active
-
-
-def _stopped_inside(stops: Mapping[ir.Node, registry.Stop]) -> registry.Stop:
-    """Why no output of a node with graphs inside lets a gradient through."""
-    reason = describe_stops(stops) or "no output of the graphs inside depends on it"
-    return registry.Stop(reason, zero=all(stop.zero for stop in stops.values()))
-
-
-def _led(node: ir.Node, branch: ir.Graph, path: GradientPath) -> Iterator[ir.Value]:
-    yield from (outer for outer, y in zip(node.outputs, branch.outputs, strict=True) if y in path.active)
-
-
-def _carry(node: ir.Node, read: set[ir.Value]) -> set[ir.Value]:
-    """The outputs that a gradient may arrive at: floats, and numbers that were rounded from floats."""
-    rounds = node in ROUNDS or any(_is_rounded(value) for value in read)
-    return {y for y in node.outputs if is_float(y) or y.dtype is None or (rounds and _is_rounded(y))}
-
-
-def _is_rounded(value: ir.Value) -> bool:
-    """Whether a value on a path is of integers, as quantisation and the sums of its products make them."""
-    return value.dtype is not None and value.dtype.is_integer() and value.dtype.itemsize <= _ROUNDED_BYTES
-
-
-def refuse_rounding(graph: Iterable[ir.Node], of: Iterable[ir.Value], path: GradientPath) -> None:
-    """Raise where a part of the gradient would be left out: a stop that may not lie on a way does."""
-    refused = [node for node, stop in path.stops.items() if stop.refused]
-    if refused:
-        leads = dependencies(graph, of)
-        for node in refused:
-            if not leads.isdisjoint(node.outputs):
-                raise unsupported(node, path.stops[node].reason)
 
 
 @dataclass(frozen=True)
@@ -217,7 +95,7 @@ def _plan(
         parts: list[BodyPlan] = []
         loop: LoopPlan | None = None
         if version is not None and is_loop(node):
-            loop = plan_loop(node, path.active, _between)
+            loop = plan_loop(node, path.active, values_between)
             inside = find_path(loop.nodes, loop.of, loop.start)
             refuse_rounding(loop.nodes, loop.of, inside)
             body = Expansion(loop.steps.nodes, [])
@@ -233,7 +111,7 @@ def _plan(
                 inside = find_path(body.nodes, of, values_read(node) & path.active)
                 refuse_rounding(body.nodes, of, inside)
                 parts.append(BodyPlan(body, inside, _plan(inside, opsets, missing, body_of)))
-        if node.op_type not in CARRIES_ROUNDED and any(_is_rounded(x) for x in values_read(node) & path.active):
+        if node.op_type not in CARRIES_ROUNDED and any(is_rounded(x) for x in values_read(node) & path.active):
             known = ", ".join(CARRIES_ROUNDED)
             raise unsupported(node, f"it works on rounded numbers, where gradients are known for {known} only")
         plans.append(NodePlan(node, rule, version or registry.ANY_VERSION, tuple(parts), loop))
@@ -440,21 +318,3 @@ def _apply(
         (x, op.unbroadcast(g, x, node.output()) if x is not None and g is not None and node.wants(n) else None)
         for n, (x, g) in enumerate(received)
     ]
-
-
-def describe_stops(stops: Mapping[ir.Node, registry.Stop]) -> str:
-    """The first nodes that stop a gradient, and why, for messages."""
-    return "; ".join(f"{n.op_type} '{label(n)}' stops it ({stop.reason})" for n, stop in list(stops.items())[:4])
-
-
-def explain_unreached(
-    name: str, of: Sequence[str], path: GradientPath, *, argument: str = "wrt"
-) -> InvalidArgumentError:
-    """The error for a value that no gradient reaches, though the caller's `argument` names it."""
-    reasons = describe_stops(path.stops)
-    return InvalidArgumentError(
-        f"{name!r} does not influence {', '.join(of)} along a differentiable path"
-        + (f": {reasons}" if reasons else "")
-        + f". Leave it out of {argument}",
-        argument,
-    )

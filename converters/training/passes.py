@@ -23,9 +23,10 @@ from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large, prepare
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.differentiate import find_path
 from onnx_backprop.converters.reverse.known import is_float
-from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS, Differentiation, finish
+from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS, finish
+from onnx_backprop.converters.reverse.models.differentiation import Differentiation
+from onnx_backprop.converters.reverse.path import find_path
 from onnx_backprop.converters.training.modes import draw_masks, infer_mode, keep_statistics, renew_statistics, train
 from onnx_backprop.converters.training.sharing import describe_shared, shared
 from onnx_backprop.converters.training.sharing import untie as separate

@@ -19,10 +19,10 @@ from onnx_backprop.converters.recompute.memory import fit_memory
 from onnx_backprop.converters.recompute.order import weights_early
 from onnx_backprop.converters.recompute.waiting import Backward, dropped_again, shapes_first
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.differentiate import find_path
 from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.named import values_by_name
+from onnx_backprop.converters.reverse.path import find_path
 from onnx_backprop.converters.training.losses.add_loss import add_loss, typed
 from onnx_backprop.converters.training.losses.base import Loss, LossFunction
 from onnx_backprop.converters.training.losses.compose import LossSum

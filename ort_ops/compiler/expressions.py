@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import functools
-import operator
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
 
+from onnx_backprop.ort_ops.compiler.constants import UNKNOWN, Constants
 from onnx_backprop.ort_ops.compiler.records import Field, Record, layout, size, view
 from onnx_backprop.ort_ops.compiler.values import (
     BOOL,
@@ -44,90 +42,27 @@ from onnx_backprop.ort_ops.compiler.values import (
 if TYPE_CHECKING:
     from onnx_backprop.ort_ops.compiler.language import Module
 
-# what an operator is in Python, and what LLVM calls it for floats and for integers
+# what LLVM calls an operator for floats and for integers
 _BINARY = {
-    ast.Add: (operator.add, "fadd", "add"), ast.Sub: (operator.sub, "fsub", "sub"),
-    ast.Mult: (operator.mul, "fmul", "mul"), ast.Div: (operator.truediv, "fdiv", ""),
-    ast.FloorDiv: (operator.floordiv, "", ""), ast.Mod: (operator.mod, "", ""),
-    ast.BitAnd: (operator.and_, "", "and_"), ast.BitOr: (operator.or_, "", "or_"),
-    ast.BitXor: (operator.xor, "", "xor"), ast.LShift: (operator.lshift, "", "shl"),
-    ast.RShift: (operator.rshift, "", "ashr"),
+    ast.Add: ("fadd", "add"), ast.Sub: ("fsub", "sub"), ast.Mult: ("fmul", "mul"), ast.Div: ("fdiv", ""),
+    ast.FloorDiv: ("", ""), ast.Mod: ("", ""), ast.BitAnd: ("", "and_"), ast.BitOr: ("", "or_"),
+    ast.BitXor: ("", "xor"), ast.LShift: ("", "shl"), ast.RShift: ("", "ashr"),
 }  # fmt: skip
 _COMPARISONS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
-_KNOWN: dict[type[ast.AST], Any] = {op: python for op, (python, _, _) in _BINARY.items()} | {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.USub: operator.neg, ast.Not: operator.not_,
-}  # fmt: skip
-UNKNOWN = object()
 
 
-class Expressions:
+class Expressions(Constants):
     """What one function needs of its expressions while it is compiled."""
 
     module: Module
-    inner: Inner
     llvm: Any  # the ir.Function
     b: Any  # the ir.IRBuilder where code goes
-    variables: dict[str, Value]  # their places on the stack
-    functions: dict[str, Any]  # that arguments are
-    cells: dict[str, Any]
     fast: tuple[str, ...]
 
     def refused(self, node: Any, what: str) -> CompileError:
         code = self.inner.function.__code__
         line = getattr(node, "lineno", code.co_firstlineno)
         return CompileError(f"{code.co_filename}:{line}: {self.inner.name}: {what}: {ast.unparse(node)[:200]}")
-
-    # ----- constants ------
-
-    def named(self, name: str) -> Any:
-        """What a name that is not local stands for."""
-        if name in self.functions:
-            return self.functions[name]
-        if name in self.cells:
-            return self.cells[name].cell_contents
-        found = self.inner.function.__globals__.get(name, UNKNOWN)
-        return getattr(builtins, name, UNKNOWN) if found is UNKNOWN else found
-
-    def static(self, node: ast.expr) -> Any:
-        """The value of an expression that is known now, else UNKNOWN."""
-        match node:
-            case ast.Constant(value):
-                return value
-            case ast.Name(name):
-                return UNKNOWN if name in self.variables else self.named(name)
-            case ast.Attribute(llvm, name):
-                owner = self.static(llvm)
-                return getattr(owner, name) if isinstance(owner, ModuleType) else UNKNOWN
-            case ast.UnaryOp(op, operand):
-                return self.folded(op, operand)
-            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]):
-                return self.folded(op, left, right)
-            case ast.BoolOp(op, operands):
-                for operand in operands:
-                    value = self.static(operand)
-                    if value is UNKNOWN or bool(value) == isinstance(op, ast.Or):
-                        return value
-                return isinstance(op, ast.And)
-            case ast.Tuple(elements):
-                values = [self.static(element) for element in elements]
-                if all(value is not UNKNOWN for value in values):
-                    return tuple(values)
-            case ast.Subscript(llvm, index):
-                whole, at = self.static(llvm), self.static(index)
-                if isinstance(whole, tuple) and isinstance(at, int):
-                    return whole[at]
-        return UNKNOWN
-
-    def folded(self, op: ast.AST, *operands: ast.expr) -> Any:
-        """What is made of operands that are known now: numbers, or with `is` anything; else UNKNOWN."""
-        values = [self.static(operand) for operand in operands]
-        if isinstance(op, ast.Is) and all(value is not UNKNOWN for value in values):
-            return values[0] is values[1]
-        numbers = all(type(value) in (bool, int, float) for value in values)
-        return _KNOWN[type(op)](*values) if numbers and type(op) in _KNOWN else UNKNOWN
-
-    # ----- expressions ------
 
     def value(self, node: ast.expr) -> Value:
         known = self.static(node)
@@ -180,7 +115,7 @@ class Expressions:
         b, x, y = self.b, converted(self.b, left, kind).llvm, converted(self.b, right, kind).llvm
         if op in (ast.FloorDiv, ast.Mod) and kind not in REAL:
             return Value(kind, self.divided(x, y, remainder=op is ast.Mod))
-        _, of_floats, of_integers = _BINARY.get(op, (None, "", ""))
+        of_floats, of_integers = _BINARY.get(op, ("", ""))
         make = getattr(b, of_floats if kind in REAL else of_integers, None)
         if make is None:
             raise CompileError(f"{op.__name__} of {kind}")

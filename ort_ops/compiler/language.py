@@ -27,7 +27,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.compiler.expressions import UNKNOWN, Expressions
+from onnx_backprop.ort_ops.compiler.constants import UNKNOWN
+from onnx_backprop.ort_ops.compiler.expressions import Expressions
 from onnx_backprop.ort_ops.compiler.values import (
     INT,
     NOTHING,

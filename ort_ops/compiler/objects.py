@@ -27,7 +27,7 @@ import numpy as np
 from llvmlite import ir
 
 from onnx_backprop.opset.core.signals import Deferred
-from onnx_backprop.ort_ops.compiler import expressions, language, records, values
+from onnx_backprop.ort_ops.compiler import constants, expressions, language, records, values
 from onnx_backprop.ort_ops.compiler.kept import cache_folder, read, write
 from onnx_backprop.ort_ops.compiler.language import Module
 from onnx_backprop.ort_ops.compiler.machine import FEATURES, PROCESSOR, TRIPLE, facts, levels
@@ -126,7 +126,7 @@ def _describe_function(value: Any, add: Any, seen: set[int]) -> None:
 @cache
 def _compiler() -> bytes:
     """What all machine code depends on."""
-    files = (expressions.__file__, language.__file__, records.__file__, values.__file__, __file__)
+    files = (constants.__file__, expressions.__file__, language.__file__, records.__file__, values.__file__, __file__)
     sources = [Path(file).read_bytes() for file in files]
     versions = (sys.version_info[:2], llvmlite.__version__, TRIPLE, PROCESSOR, FEATURES)
     return b"\0".join([*sources, repr(versions).encode()])

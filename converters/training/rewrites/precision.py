@@ -21,7 +21,7 @@ from onnx_backprop.converters.recompute.marks import ROUNDED
 from onnx_backprop.converters.recompute.waiting import Backward, waiting
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import is_float, type_name
-from onnx_backprop.converters.reverse.models.backward import Differentiation
+from onnx_backprop.converters.reverse.models.differentiation import Differentiation
 from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError

@@ -22,10 +22,11 @@ from onnx_backprop.converters.prepare.load import infer, prepare
 from onnx_backprop.converters.prepare.upgrade import MIN_OPSET
 from onnx_backprop.converters.prepare.writing.inline import check_inline, inlined
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.differentiate import explain_unreached, find_path, walk_back
+from onnx_backprop.converters.reverse.differentiate import walk_back
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.known import element_type, is_float, known_lengths, type_name
 from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
+from onnx_backprop.converters.reverse.path import explain_unreached, find_path
 from onnx_backprop.converters.training.standard.optimizer_operators import TRAINING_DOMAIN, attach_optimizers
 from onnx_backprop.opset import OPSET_VERSION, use_kernels
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnx_backprop.converters.reverse.imputed import imputed
+from onnx_backprop.converters.reverse.path import imputed
 
 TESTS = ("IsNaN", "IsInf", "Not IsNaN", "Not IsInf", "Equal")
 
