@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.converters.training.optimizers import AdamW, Optimizer
+from onnx_backprop.training.reports.history import Record
 
 SEED = 11
 
@@ -52,3 +55,12 @@ def training(optimizer: Optimizer | None = None) -> ob.TrainingGraph:
     """Every kind of state: moments, running means and statistics, accumulation, random numbers."""
     chosen = optimizer or AdamW(accumulate=2, ema=0.9, clip_norm=1.0)
     return ob.training_graph(classifier(), loss="softmax_cross_entropy", optimizer=chosen, training_mode=True)
+
+
+def batches(**arguments: Any) -> ob.Batches:
+    return ob.Batches(data(), 7, seed=3, **arguments)
+
+
+def fitted(epochs: int, trainer: ob.Trainer | None = None, **arguments: Any) -> tuple[ob.Trainer, list[Record]]:
+    trainer = trainer or ob.Trainer(training(), seed=2)
+    return trainer, trainer.fit(batches(), epochs, progress=False, **arguments)

@@ -1,11 +1,10 @@
-"""Trainer: steps, evaluation, fitting, checkpoints, export."""
+"""Trainer: steps, evaluation, fitting."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-import safetensors.numpy
 from onnx import ModelProto, parser
 
 import onnx_backprop as ob
@@ -25,14 +23,8 @@ from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.ort_ops import native_route, sessions
 from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
 from onnx_backprop.training.buffers import Buffers
-from onnx_backprop.training.reports.history import Record, read_log
 from onnx_backprop.training.reports.profiling import profile
-from onnx_backprop.training.schedules import Cosine, Step, Warmup
-from tests.support.training_models import classifier, data, training
-
-
-def batches(**arguments: Any) -> ob.Batches:
-    return ob.Batches(data(), 7, seed=3, **arguments)
+from tests.support.training_models import batches, classifier, data, training
 
 
 def test_steps_are_those_of_the_graph() -> None:
@@ -180,126 +172,6 @@ def test_a_graph_without_an_optimizer() -> None:
         ob.Trainer(ob.training_graph(classifier(), loss="softmax_cross_entropy"))
 
 
-def fitted(epochs: int, trainer: ob.Trainer | None = None, **arguments: Any) -> tuple[ob.Trainer, list[Record]]:
-    trainer = trainer or ob.Trainer(training(), seed=2)
-    return trainer, trainer.fit(batches(), epochs, progress=False, **arguments)
-
-
-SCHEDULE = Warmup(Cosine(0.05, steps=12), steps=3)
-
-
-@pytest.mark.parametrize("stop", [1, 4, 9, 13, 26])
-def test_resumed_training_is_the_same_bit_for_bit(tmp_path: Path, stop: int) -> None:
-    whole, expected = fitted(3, schedule=SCHEDULE)
-    fitted(3, schedule=SCHEDULE, checkpoint=tmp_path / "c", callbacks=[lambda t, _: t.steps == stop])
-    resumed = ob.Trainer(training()).load(tmp_path / "c")
-    assert resumed.steps == stop
-    _, rest = fitted(3, resumed)
-    assert [(r.step, r.epoch, r.loss, r.learning_rate) for r in rest] == [
-        (r.step, r.epoch, r.loss, r.learning_rate) for r in expected[stop:]
-    ]
-    for name, value in whole.state().items():
-        np.testing.assert_array_equal(resumed.state()[name], value, err_msg=name)
-
-
-def test_checkpoints_are_safetensors(tmp_path: Path) -> None:
-    trainer, _ = fitted(1)
-    trainer.schedule = Step(0.1, every=2)
-    trainer.save(tmp_path / "state.safetensors")
-    arrays = safetensors.numpy.load_file(tmp_path / "state.safetensors")
-    for name, value in trainer.state().items():
-        np.testing.assert_array_equal(arrays[name], value, strict=True)
-    with safetensors.safe_open(tmp_path / "state.safetensors", "np") as file:
-        about = json.loads(file.metadata()["onnx_backprop"])
-    assert (about["steps"], about["epoch"], about["batch"]) == (9, 1, 0)
-    assert about["schedule"] == {"name": "Step", "rate": 0.1, "every": 2, "factor": 0.1}
-    assert about["settings"]["optimizer"]["name"] == "AdamW"
-    assert [path.name for path in tmp_path.iterdir()] == ["state.safetensors"]
-
-
-def test_files_that_are_no_checkpoint_of_this_graph(tmp_path: Path) -> None:
-    trainer = ob.Trainer(training())
-    with pytest.raises(ob.InvalidArgumentError, match="cannot read the checkpoint"):
-        trainer.load(tmp_path / "missing")
-    (tmp_path / "text").write_text("no tensors at all")
-    with pytest.raises(ob.InvalidArgumentError, match="is no checkpoint of onnx-backprop"):
-        trainer.load(tmp_path / "text")
-    ob.Trainer(training(SGD())).save(tmp_path / "sgd")
-    with pytest.raises(
-        ob.InvalidArgumentError, match=r"another training graph: 'micro_step' is missing in it|'w1.mean'"
-    ):
-        trainer.load(tmp_path / "sgd")
-    trainer.save(tmp_path / "adamw")
-    content = (tmp_path / "adamw").read_bytes()
-    (tmp_path / "cut").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ob.InvalidArgumentError, match="is no checkpoint"):
-        trainer.load(tmp_path / "cut")
-    with pytest.raises(ob.InvalidArgumentError, match="cannot write the checkpoint"):
-        trainer.save(tmp_path / "no folder" / "c")
-
-
-@pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
-def test_log_and_plot(tmp_path: Path, name: str) -> None:
-    log = tmp_path / name
-    _, records = fitted(2, schedule=SCHEDULE, log=log, evaluation=batches(), plot=tmp_path / "loss.png")
-    assert read_log(log) == records
-    assert [r.step for r in records] == list(range(18))
-    assert [r.step for r in records if r.evaluation is not None] == [8, 17]
-    assert [r.learning_rate for r in records] == [SCHEDULE(t // 2) for t in range(18)]
-    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_function_as_log() -> None:
-    """It gets what a line of a .jsonl has, as loggers take it."""
-    told: list[dict[str, Any]] = []
-    _, records = fitted(2, log=told.append, evaluation=batches())
-    assert [{**values} for values in told] == [{k: v for k, v in asdict(r).items() if v is not None} for r in records]
-    assert {name: "evaluation" in told[n] for n, name in ((7, "inside"), (8, "end"))} == {"inside": False, "end": True}
-    assert all(isinstance(value, int | float) for value in told[-1].values())
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        ({"plot": "loss.png"}, "the plot needs matplotlib"),
-        ({"plot": "loss.xyz"}, r"plot: expected a name that ends in .*png, .*loss\.xyz"),
-        ({"plot": "none/loss.png"}, "cannot write .*there is no folder"),
-        ({"plot": ""}, "it is a folder"),
-        ({"checkpoint": "none/c"}, "cannot write .*there is no folder"),
-        ({"checkpoint": "n" * 300}, "File name too long"),
-        ({"log": "none/log.csv"}, "cannot write .*there is no folder"),
-        ({"log": "n" * 300 + ".csv"}, "File name too long"),
-        ({"log": "a\0b.csv"}, "cannot write 'a.x00b.csv': .*embedded null"),
-    ],
-)
-def test_files_that_cannot_be_written_are_refused_before_the_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, Any], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if "matplotlib" in message:
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    trainer = ob.Trainer(training())
-    with pytest.raises((ob.InvalidArgumentError, ob.KernelError), match=message):
-        fitted(1, trainer, **files)
-    assert trainer.steps == 0
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
-def test_a_resumed_log_has_every_step_once(tmp_path: Path, name: str) -> None:
-    log, checkpoint = tmp_path / name, tmp_path / "c"
-    fitted(2, checkpoint=checkpoint, every=4, log=log, callbacks=[lambda t, _: t.steps == 8])
-    trainer = ob.Trainer(training())
-    trainer.load(checkpoint)
-    for extra in (8, 9):  # steps behind the checkpoint, which a killed process had logged, and half a line
-        with log.open("a") as file:
-            file.write(f"{extra},0,9.0,0.1,0.1,,\n" if name.endswith("csv") else "")
-    with log.open("a") as file:
-        file.write('{"step": 8, "epo' if name.endswith("jsonl") else "8,0,0.")
-    fitted(2, trainer, log=log)
-    assert [r.step for r in read_log(log)] == list(range(18))
-
-
 def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
     trainer = ob.Trainer(training(SGD()), learning_rate=1e30)
     with pytest.raises(FloatingPointError, match=r"the loss is (nan|inf) in step \d+ \(learning rate 1e\+30\)"):
@@ -309,18 +181,6 @@ def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
 def test_empty_loader() -> None:
     with pytest.raises(ob.InvalidArgumentError, match="the loader is empty in epoch 0"):
         ob.Trainer(training()).fit([], 1)
-
-
-@pytest.mark.parametrize("ema", [False, True])
-def test_export_is_the_plain_model_with_the_trained_weights(tmp_path: Path, ema: bool) -> None:
-    trainer, _ = fitted(3)
-    trainer.export(tmp_path / "trained.onnx", ema=ema)
-    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
-    assert [v.name for v in session.get_inputs()] == ["x"]
-    assert [v.name for v in session.get_outputs()] == ["y"]
-    y = np.asarray(session.run(None, {"x": data()["x"]})[0])
-    np.testing.assert_allclose(y, trainer.predict(data(), ema=ema)["y"], rtol=1e-5, atol=1e-6)
-    assert not np.allclose(y, trainer.predict(data(), ema=not ema)["y"])
 
 
 def test_running_means_need_an_optimizer_that_keeps_them() -> None:
@@ -368,19 +228,6 @@ def test_batches() -> None:
         ob.Batches({"a": np.zeros(2), "b": np.zeros(3)}, 1)
     with pytest.raises(ob.InvalidArgumentError, match="size: expected 1 … 2, got 0"):
         ob.Batches({"a": np.zeros(2)}, 0)
-
-
-def test_a_plot_that_fails_leaves_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from matplotlib.figure import Figure
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Figure, "savefig", full)
-    with pytest.warns(ob.OnnxBackpropWarning, match=r"cannot write the plot .*loss\.png: .*No space left"):
-        _, records = fitted(1, plot=tmp_path / "loss.png")
-    assert records
-    assert not [*tmp_path.iterdir()]
 
 
 def test_interrupted_at_every_bytecode_of_a_step() -> None:
@@ -466,5 +313,5 @@ def test_evaluation_of_many_elements(kernels: str) -> None:
     x = np.random.default_rng(0).random((4, 3, 512, 512), np.float32)  # 3 · 2²⁰ elements
     target = x + np.float32(0.1)
     expected = np.mean((x.astype(np.float64) - target) ** 2)
-    for batches in ([(x, target)], [(x[n : n + 1], target[n : n + 1]) for n in range(4)]):
-        assert trainer.evaluate(batches) == pytest.approx(expected, rel=1e-6)
+    for loader in ([(x, target)], [(x[n : n + 1], target[n : n + 1]) for n in range(4)]):
+        assert trainer.evaluate(loader) == pytest.approx(expected, rel=1e-6)
