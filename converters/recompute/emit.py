@@ -50,7 +50,7 @@ class Emitter:
         for value, copy in list(self.copies.items()):
             if self.edges[value] > 1 and len(copy.uses()) == 1:
                 self._separate(copy, value)
-        for buffer in self.replay.choice.dropped:
+        for buffer in sorted(self.replay.choice.dropped, key=lambda b: (b.created, str(b.value.name))):
             for value in buffer.members:
                 if self.edges[value] > 1 and len(value.uses()) == 1 and value.producer() in self.program.forward:
                     self._separate(value, value)

@@ -137,7 +137,8 @@ class Program:
         if buffer not in self._inputs:
             nodes = [buffer.node, *(p for v in buffer.members if (p := v.producer()) in self.forward and p is not None)]
             read: dict[Buffer, bool] = {}
-            for reader, value in ((node, v) for node in nodes for v in values_read(node)):
+            uses = [(node, v) for node in nodes for v in sorted(values_read(node), key=lambda v: str(v.name))]
+            for reader, value in uses:  # by their names: a set has no order
                 if value in self.buffer_of and self.buffer_of[value] is not buffer:
                     read[self.buffer_of[value]] = read.get(self.buffer_of[value], False) or self.melts(value, reader)
             self._inputs[buffer] = read
