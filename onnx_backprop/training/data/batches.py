@@ -10,7 +10,7 @@ from onnx_backprop.converters.pages import fragment, table
 from onnx_backprop.converters.tables import format_bytes
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.training.data.order import BlockOrder, row_order, streams
 from onnx_backprop.training.data.rows import StoredRows
 from onnx_backprop.training.divergence import BadBatchError
@@ -20,7 +20,7 @@ class Batches:
     """Batches of rows: `for feeds in Batches({"x": x, "target": t}, size=32)`.
 
     Every epoch is a permutation of all rows drawn from (seed, epoch), so a training that is resumed in the middle of
-    an epoch sees the batches that are left of it. The last batch of an epoch may be smaller; `whole` leaves it out.
+    an epoch sees the batches that are left of it. The last batch of an epoch may be smaller; `drop_last` leaves it out.
     Rows of Parquet and Arrow files come in the order of `BlockOrder`, whose batches mix rows of up to 64 blocks.
     """
 
@@ -31,9 +31,19 @@ class Batches:
         *,
         seed: int = 0,
         shuffle: bool = True,
-        whole: bool = False,
+        drop_last: bool = False,
+        whole: bool | None = None,
     ) -> None:
-        """Errors: InvalidArgumentError for no arrays, arrays of different lengths, or a size below 1."""
+        """Errors: InvalidArgumentError for no arrays, arrays of different lengths, or a size below 1.
+
+        whole: the former name of `drop_last`, for one more release.
+        """
+        if whole is not None:
+            warn(
+                "it is called drop_last, and the next release will not know this name. Write drop_last",
+                argument="whole",
+            )
+            drop_last = whole
         if not isinstance(arrays, Mapping):
             raise InvalidArgumentError(
                 f"arrays: expected arrays by the names of the inputs, as {{'x': x, 'target': target}}, "
@@ -47,9 +57,9 @@ class Batches:
             said = ", ".join(f"{name!r}: {length}" for name, length in lengths.items()) or "none"
             raise InvalidArgumentError(f"arrays: expected arrays with one number of rows, got {said}")
         self.rows = next(iter(lengths.values()))
-        if size < 1 or (whole and size > self.rows):
+        if size < 1 or (drop_last and size > self.rows):
             raise InvalidArgumentError(f"size: expected 1 … {self.rows}, got {size}")
-        self.size, self.seed, self.shuffle, self.whole = size, seed, shuffle, whole
+        self.size, self.seed, self.shuffle, self.drop_last = size, seed, shuffle, drop_last
         self._epoch = 0
         self._blocks = [a for a in self.arrays.values() if isinstance(a, StoredRows) and a.starts is not None]
 
@@ -61,8 +71,8 @@ class Batches:
     def _repr_html_(self) -> str:
         """For notebooks."""
         rows = [(name, kind, shape, format_bytes(size)) for name, kind, shape, size in self._described()]
-        told = f"<p>{self._summary()}</p>"
-        return fragment(table(("array", "type", "shape", ""), rows, numbers=(2, 3)), told)
+        summary = f"<p>{self._summary()}</p>"
+        return fragment(table(("array", "type", "shape", ""), rows, numbers=(2, 3)), summary)
 
     def _described(self) -> list[tuple[str, str, str, int]]:
         return [
@@ -80,7 +90,7 @@ class Batches:
 
     def __len__(self) -> int:
         """Batches in an epoch."""
-        return self.rows // self.size if self.whole else -(-self.rows // self.size)
+        return self.rows // self.size if self.drop_last else -(-self.rows // self.size)
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
         """The batches of one epoch."""
@@ -120,7 +130,7 @@ class Batches:
 
     def samples(self) -> Iterator[dict[str, np.ndarray]]:
         """A batch of every size that there is, of the first rows."""
-        rest = 0 if self.whole else self.rows % self.size
+        rest = 0 if self.drop_last else self.rows % self.size
         for size in dict.fromkeys((self.size, rest or self.size)):
             yield {name: array[:size] for name, array in self.arrays.items()}
 

@@ -175,7 +175,7 @@ def test_a_smaller_last_batch_where_their_size_is_fixed() -> None:
     trainer = ob.Trainer(ob.training_graph(model, loss="softmax_cross_entropy", optimizer="sgd"))
     with unchanged(trainer, r"'x': expected the shape \(4, 4\), got \(2, 4\). Give axis 0 the length 4, not 2"):
         trainer.fit(ob.Batches({"x": X, "labels": LABELS}, 4), 1, progress=False)
-    assert len(trainer.fit(ob.Batches({"x": X, "labels": LABELS}, 4, whole=True), 1, progress=False)) == 2
+    assert len(trainer.fit(ob.Batches({"x": X, "labels": LABELS}, 4, drop_last=True), 1, progress=False)) == 2
 
 
 COMMAND = {

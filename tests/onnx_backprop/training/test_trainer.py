@@ -222,7 +222,9 @@ def test_batches() -> None:
     np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(data()["x"], axis=0))
     loader.set_epoch(2)
     assert not np.array_equal(next(iter(loader))["x"], first[0]["x"])
-    assert [len(batch["x"]) for batch in batches(whole=True)] == [7] * 8
+    assert [len(batch["x"]) for batch in batches(drop_last=True)] == [7] * 8
+    with pytest.warns(ob.OnnxBackpropWarning, match="whole: it is called drop_last"):
+        assert len(batches(whole=True)) == 8
     np.testing.assert_array_equal(next(iter(batches(shuffle=False)))["x"], data()["x"][:7])
     with pytest.raises(ob.InvalidArgumentError, match="one number of rows, got 'a': 2, 'b': 3"):
         ob.Batches({"a": np.zeros(2), "b": np.zeros(3)}, 1)
