@@ -146,13 +146,11 @@ class Examiner:
                 "wrt",
             )
         training = draft.finish()
-        inputs = {value.name for value in training.graph.input}
         outputs = [str(y.name) for y in differentiation.of]
         stored = {value.name for value in (*model.graph.input, *model.graph.initializer)}
         whole = model if stored.issuperset(variables) else draft.original
         forward = _with_variables(with_outputs(whole, outputs), variables)
-        seeds = {y: f"{y}_grad" for y in outputs if f"{y}_grad" in inputs}
-        return _Subject(whole, forward, self.open(training), variables, seeds)
+        return _Subject(whole, forward, self.open(training), variables, differentiation.seeds)
 
     def _feeds(self, subject: _Subject, forward: Run, given: Feeds) -> Feeds:
         """The caller's arrays, and the first random ones at which the model and its gradients are finite."""

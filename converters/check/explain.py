@@ -295,7 +295,7 @@ class _Explainer:
             seeds = {y: _like(y) for y in node.outputs if y in self.path.active}
             gradients = walk_back(alone, seeds, op, self.opsets)
         except UnsupportedOpError as e:
-            return self._told(node, MISSING, _inner_operators(e))
+            return self._told(node, MISSING, f"{'; '.join(e.operators)} has no gradient rule")
         except OnnxBackpropError as e:
             return self._told(node, REFUSED, e.message, by)
         lost = [str(v.name) for v in node.inputs if v in self.path.active and v not in gradients]
@@ -317,9 +317,3 @@ def _served_by(node_plan: NodePlan) -> str:
         node_plan.node.op_type, "its function body"
     )
     return f"{what}: {', '.join(inner)}" if inner else what
-
-
-def _inner_operators(error: UnsupportedOpError) -> str:
-    """The operators without a rule, from the list in the message."""
-    lines = [line.strip() for line in error.message.splitlines()[1:-1]]
-    return "; ".join(line.rpartition(": ")[0] for line in lines) + " has no gradient rule"

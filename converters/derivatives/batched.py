@@ -9,7 +9,7 @@ from onnx_backprop.converters.reverse.expand import function_body, rename
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import known_lengths
 from onnx_backprop.opset import DOMAIN
-from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.names import named_after, used_names
 from onnx_backprop.opset.graphs.order import descendants
 from onnx_backprop.opset.graphs.walk import is_standard
 
@@ -44,7 +44,7 @@ def write_out(graph: ir.Graph, seeds: Sequence[ir.Value], opsets: Mapping[str, i
         assert body is not None
         graph.insert_before(node, body.nodes)
         for inner in body.nodes:
-            rename(inner, label(node).removesuffix("/MaxPoolBackward"), op.unique)
+            rename(inner, named_after(label(node), node.op_type) or label(node), op.unique)
         (y,), (dx,) = node.outputs, body.outputs
         assert dx is not None
         y.replace_all_uses_with(dx, replace_graph_outputs=True)

@@ -23,7 +23,7 @@ from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CO
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
 # whose scales a quantiser has added to what was exported
-_IN_BLOCKS = (" of MatMulNBits", " of GatherBlockQuantized", " of MatMulBnb4", " of QMoE")
+_IN_BLOCKS = ("MatMulNBits", "GatherBlockQuantized", "MatMulBnb4", "QMoE")
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
 _MERGED_BY_TOOL = "by its name, a convolution has been merged with what follows it, as BatchNormalization"
 _FUSED = re.compile(r"Conv(Bn|Mul|Add)Fusion_")  # how onnxruntime names what it has computed
@@ -141,7 +141,7 @@ def _judged_by_name(
         if role is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
             return _Verdict(doubt="a bias has one axis; the file calls it neither parameter nor buffer")
         return _Verdict(doubt="" if role is None else f"its numbers are those of a {role}")
-    if defined is not None and (defined.endswith(_IN_BLOCKS) or not leaf.isdisjoint(_CONSTANT_WORDS)):
+    if defined is not None and (structure.reader_of(defined) in _IN_BLOCKS or not leaf.isdisjoint(_CONSTANT_WORDS)):
         return _Verdict(defined)
     if role is not None:
         return _Verdict(role, "" if buffer else "by its numbers; the file calls it neither parameter nor buffer")

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.values import are_sine_and_cosine, holds_angles, is_uniform
-from onnx_backprop.converters.prepare.fused.composer import defined
+from onnx_backprop.converters.prepare.fused.composer import SCALE, defined
 from onnx_backprop.opset.functions.mat_mul_n_bits import MICROSOFT
 from onnx_backprop.opset.graphs.facts import HANDS_ON
 from onnx_backprop.opset.graphs.walk import is_standard
@@ -17,7 +17,7 @@ from onnx_backprop.opset.graphs.walk import is_standard
 DEFINES: dict[str, dict[int, str]] = {
     "BatchNormalization": {3: "running statistic", 4: "running statistic"},
     "Clip": {1: "limit", 2: "limit"},
-    "DequantizeLinear": {0: "quantized number", 1: "quantization scale"},
+    "DequantizeLinear": {0: "quantized number", 1: SCALE},
     "Dropout": {1: "ratio"},
     "MaxRoiPool": {1: "region"},
     "MelWeightMatrix": {3: "limit", 4: "limit"},
@@ -26,14 +26,14 @@ DEFINES: dict[str, dict[int, str]] = {
     "OneHot": {2: "value"},
     "Pad": {2: "padding value"},
     "Pow": {1: "exponent"},
-    "QuantizeLinear": {1: "quantization scale"},
+    "QuantizeLinear": {1: SCALE},
     "Range": {0: "limit", 1: "limit", 2: "step"},
     "Resize": {1: "region", 2: "scale"},
     "RoiAlign": {1: "region"},
     "STFT": {2: "window"},
     "Upsample": {1: "scale"},
 }
-_OF_PACKED = {2: "quantization scale", 3: "zero point"}  # the inputs of MatMulNBits, and 5, a bias
+_OF_PACKED = {2: SCALE, 3: "zero point"}  # the inputs of MatMulNBits, and 5, a bias
 NEVER_TRAINED = ("running statistic of BatchNormalization", "ratio of Dropout")  # which a step renews, or reads as is
 # where a tensor is a weight, however few elements it has
 WEIGHTS: dict[str, tuple[int, ...]] = {
@@ -87,8 +87,18 @@ def defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
         other = source_of(node.inputs[1 - index])
         made_by = None if other is None else other.producer()
         if made_by is not None and made_by.op_type in _ROUNDED:
-            return f"quantization scale of {made_by.op_type}"
+            return f"{SCALE} of {made_by.op_type}"
     return None
+
+
+def reader_of(what: str) -> str:
+    """The operator that a tensor is read by, from what `defines` says that it is: `limit of Clip`."""
+    return what.rpartition(" of ")[2]
+
+
+def is_scale(what: str) -> bool:
+    """Whether a tensor is a quantization scale, from what `defines` says that it is."""
+    return what.startswith(SCALE)
 
 
 def has_integer_weights(graph: ir.Graph) -> bool:

@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.load import infer
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning, UnsupportedError
-from onnx_backprop.opset.functions.long_vectors import NAMELESS
+from onnx_backprop.opset.functions.long_vectors import is_nameless
 from onnx_backprop.opset.graphs.edit import copied, insert
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import unique, used_names
@@ -203,7 +203,7 @@ class _Look:
         kept = False
         for name in filter(None, node.output):
             before, after = self.before.get(name), self.after.get(name)
-            if before is None or any(isinstance(d, str) and d.startswith(NAMELESS) for d in before):
+            if before is None or any(map(is_nameless, before)):
                 self.search.unknown[name] = None
             if before is None:
                 return  # whose lengths only a run finds

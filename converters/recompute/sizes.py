@@ -13,6 +13,7 @@ from onnx_backprop.converters.prepare.ir_models import to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.load import infer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.functions.long_vectors import is_nameless
 from onnx_backprop.opset.graphs.facts import FREE, PASSES
 from onnx_backprop.opset.graphs.walk import values_read
 
@@ -82,7 +83,7 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
                 if not isinstance(dim, int) and dim.value is not None:
                     known.setdefault(dim.value, length)
         if missing := _filled_in(light, known):
-            missing = [name for name in missing if not name.startswith("unk__")] or missing
+            missing = [name for name in missing if not is_nameless(name)] or missing
             raise InvalidArgumentError(
                 f"the lengths of {', '.join(missing)} are not known, on which the memory of a step depends. "
                 f"Give them, as lengths={{{missing[0]!r}: 8}}",

@@ -27,7 +27,7 @@ from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import OnnxBackpropError
 from onnx_backprop.opset.core.op import Arg, Attributes
 from onnx_backprop.opset.core.schema import attributes_of
-from onnx_backprop.opset.functions.long_vectors import NAMELESS, is_long
+from onnx_backprop.opset.functions.long_vectors import is_long, is_nameless
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.protos import named_outputs
 from onnx_backprop.opset.graphs.edit import assign
@@ -109,11 +109,7 @@ def _forget_names(nodes: Iterable[ir.Node], given: Iterable[ir.Value]) -> None:
     known = {length for value in given for length in dims(value) or ()}
     for inner in all_nodes(nodes):
         for value in (*inner.outputs, *(x for graph in subgraphs(inner) for x in graph.inputs)):
-            named = [
-                n
-                for n, d in enumerate(dims(value) or ())
-                if isinstance(d, str) and d.startswith(NAMELESS) and d not in known
-            ]
+            named = [n for n, d in enumerate(dims(value) or ()) if is_nameless(d) and d not in known]
             if named and value.shape is not None:
                 value.shape = ir.Shape([None if n in named else d for n, d in enumerate(value.shape)])
 

@@ -17,7 +17,7 @@ LONG = 1024  # elements; no tensor has that many axes
 _TOO_LONG = 1 << 16  # elements; inside functions, whose outputs may get their lengths by numbers alone
 _AS_DIV = ("Add", "Mul", "Sub")  # inferred as Div, alike but for numbers, which are not followed there
 _HIDDEN = "onnx_backprop.hidden"
-NAMELESS = "unk__"  # how inference begins the names that it gives to lengths
+_NAMELESS = "unk__"  # how inference begins the names that it gives to lengths
 
 
 def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
@@ -86,6 +86,11 @@ def _has_rule_for_numbers(op_type: str, opset: int) -> bool:
     return any(getattr(schema, f"has_{kind}") for kind in kinds)
 
 
+def is_nameless(length: object) -> bool:
+    """Whether a length has no name but the one that inference has given it."""
+    return isinstance(length, str) and length.startswith(_NAMELESS)
+
+
 def is_long(value: ValueInfoProto, least: int = LONG) -> bool:
     """Whether a value is a long vector."""
     dims = value.type.tensor_type.shape.dim
@@ -96,6 +101,6 @@ def _without_names(value: ValueInfoProto) -> ValueInfoProto:
     """A copy without the names that the first inference gave to lengths: the second gives names anew."""
     result = copied(value)
     for dim in result.type.tensor_type.shape.dim:
-        if dim.dim_param.startswith(NAMELESS):
+        if is_nameless(dim.dim_param):
             dim.Clear()
     return result

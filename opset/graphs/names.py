@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from onnx import GraphProto, NodeProto
@@ -41,6 +42,12 @@ def unique(name: str, taken: set[str]) -> str:
         candidate = f"{name}_{numbers[name]}"
     taken.add(candidate)
     return candidate
+
+
+def named_after(name: str, op_type: str) -> str | None:
+    """What a node was named after when it was emitted: "p_grad" of the Mul "p_grad/Mul_2"; None of another name."""
+    found = re.fullmatch(rf"(.*)/{re.escape(op_type)}(_\d+)?", name, re.DOTALL)
+    return found[1] if found else None
 
 
 def rename(node: NodeProto, new: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ from onnx_backprop.opset.graphs.order import producers
 from onnx_backprop.opset.graphs.walk import attributes_of, called, is_standard, subgraphs
 
 _DEFINES = "onnx_backprop.defines"  # a node's metadata, which `defined_by` writes and `defined` reads
+SCALE = "quantization scale"  # what integers of a file are multiplied by
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 Operand = str | float | Sequence[int] | np.ndarray | None
 

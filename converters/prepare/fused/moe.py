@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from onnx_backprop.converters.prepare.fused.activations import tanh_gelu
-from onnx_backprop.converters.prepare.fused.composer import Composer
+from onnx_backprop.converters.prepare.fused.composer import SCALE, Composer
 
 _LEAST = 1e-8  # QMoE computes no expert whose weight is not above it
 _LARGEST_BLOCK = 128
@@ -175,7 +175,7 @@ class _Packed:
         numbers = op.as_float32(op.Reshape(_unpacked(op, q, self.bits), [n, blocks, self.size]))
         middle = op.Unsqueeze(points, [2]) if points else op.number(float(1 << (self.bits - 1)), numbers)
         scaled = op.Mul(op.Sub(numbers, middle), op.Unsqueeze(scales, [2]))
-        scaled = op.defined_by(scaled, 1, "quantization scale")
+        scaled = op.defined_by(scaled, 1, SCALE)
         return op.MatMul(x, op.Transpose(op.Reshape(scaled, [n, k]), perm=[1, 0]))
 
     def _points(self, columns: bool, n: int) -> str:

@@ -3,7 +3,7 @@
 import numpy as np
 from onnx import TensorProto
 
-from onnx_backprop.converters.prepare.fused.composer import Composer
+from onnx_backprop.converters.prepare.fused.composer import SCALE, Composer
 
 _INTEGERS = (TensorProto.INT4, TensorProto.UINT4)
 _EIGHT_BIT_FLOATS = (TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2)
@@ -51,7 +51,7 @@ def mat_mul_bnb4(op: Composer) -> str:
     missing = blocks * size - count - count % 2
     values = op.Pad(values, [0, missing]) if missing > 0 else values
     scaled = op.Mul(op.Reshape(values, [blocks, size]), op.Reshape(op.input(2), [blocks, 1]))
-    w = op.Reshape(op.defined_by(scaled, 1, "quantization scale"), [-1])
+    w = op.Reshape(op.defined_by(scaled, 1, SCALE), [-1])
     w = op.Slice(w, [0], [count]) if blocks * size != count else w
     return op.MatMul(a, op.Transpose(op.Reshape(w, [n, k]), perm=[1, 0]))
 
@@ -99,7 +99,7 @@ def gather_block_quantized(op: Composer) -> str:
         at = op.Mul(ids, 0) if op.known.length(scales, along) == 1 else ids  # one scale for all
     if points or packed:
         q = op.Sub(q, numbers(points, at, blocks) if points else op.number(float(1 << (bits - 1)), scales))
-    rows = op.defined_by(chosen(scales, at), 0, "quantization scale")
+    rows = op.defined_by(chosen(scales, at), 0, SCALE)
     return op.Mul(q, rows if blocks is None else op.Gather(rows, op.constant(blocks), axis=axis))
 
 

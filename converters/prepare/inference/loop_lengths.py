@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
 
 from onnx_backprop.converters.prepare.inference.driver import Correct
-from onnx_backprop.opset.functions.long_vectors import NAMELESS
+from onnx_backprop.opset.functions.long_vectors import is_nameless
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
@@ -108,7 +108,7 @@ def _dims(scope: Scope, name: str) -> Dims | None:
     dims = scope.dims(name)
     if dims is None:
         return None
-    return tuple(None if isinstance(d, str) and d.startswith(NAMELESS) else d for d in dims)
+    return tuple(None if is_nameless(d) else d for d in dims)
 
 
 def _shape_text(dims: Dims) -> str:

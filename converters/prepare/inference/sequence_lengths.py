@@ -7,7 +7,7 @@ seem to be equal, and of a sequence that a Loop carries it keeps the shape of th
 from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto
 
 from onnx_backprop.converters.prepare.inference.driver import Correct
-from onnx_backprop.opset.functions.long_vectors import NAMELESS
+from onnx_backprop.opset.functions.long_vectors import is_nameless
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.hide import hide, show
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard
@@ -66,7 +66,7 @@ def _shown(result: ModelProto) -> None:
     for graph in all_graphs(result.graph):
         for info in (*graph.value_info, *graph.output):
             for dim in info.type.sequence_type.elem_type.tensor_type.shape.dim if _is_sequence(info.type) else ():
-                if dim.dim_param.startswith(NAMELESS):  # onnxruntime, too, would take them for equal
+                if is_nameless(dim.dim_param):  # onnxruntime, too, would take them for equal
                     dim.Clear()
 
 

@@ -1,12 +1,11 @@
 """Short names for what a conversion has added, where nobody asks for it by name: they would be half of a small file."""
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 
 from onnx import GraphProto, ModelProto, NodeProto
 
-from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.names import named_after, used_names
 
 
 def shorten_names(model: ModelProto, own: Collection[str]) -> ModelProto:
@@ -54,8 +53,8 @@ class _Shortened:
         return self.values[name]
 
     def _node(self, name: str, op_type: str) -> str:
-        found = re.fullmatch(rf"(.*/){re.escape(op_type)}(_\d+)?", name, re.DOTALL)
-        return self._free(found[1]) if found else name
+        prefix = named_after(name, op_type)
+        return name if prefix is None else self._free(f"{prefix}/")
 
     def _free(self, prefix: str) -> str:
         while True:

@@ -6,7 +6,7 @@ They would be a tenth of a small file.
 from onnx import GraphProto, ModelProto, TypeProto, helper, shape_inference
 
 from onnx_backprop.converters.prepare.large_weights import set_aside
-from onnx_backprop.opset.functions.long_vectors import NAMELESS
+from onnx_backprop.opset.functions.long_vectors import is_nameless
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.walk import all_graphs, is_standard
 
@@ -39,6 +39,6 @@ def _text(type_: TypeProto) -> bytes:
     """A type, to be compared; lengths that have no name but a number are all the same."""
     plain = copied(type_)
     for dim in plain.tensor_type.shape.dim if plain.HasField("tensor_type") else ():
-        if dim.dim_param.startswith(NAMELESS):
+        if is_nameless(dim.dim_param):
             dim.Clear()
     return plain.SerializeToString(deterministic=True)

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
+from onnx_backprop.converters.parameters.structure import is_scale
 from onnx_backprop.converters.prepare.load import pick
 from onnx_backprop.converters.prepare.stops import put_identity
 from onnx_backprop.converters.reverse.builder import Builder
@@ -162,7 +163,7 @@ class Differentiation:
             shown = ", ".join(f"{name!r} ({what})" for name, what in list(self.without.items())[:5])
             more = f" and {len(self.without) - 5} more" if len(self.without) > 5 else ""
             hints.append(f"; left out are {shown}{more}, which {self.argument} can name")
-            if any(what.startswith("quantization scale") for what in self.without.values()):
+            if any(map(is_scale, self.without.values())):
                 hints.append(
                     ". Weights stored as integers cannot be trained: ob.dequantize(model) makes floats of them"
                 )

@@ -20,6 +20,7 @@ from onnx_backprop.opset.core.hints import suggest
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.walk import all_nodes
 
+_NUMBER = "onnx_backprop.number"  # metadata of an initializer that a step may be fed another value of
 RATE_NAMES = ("learning_rate", "R", "lr")
 
 
@@ -35,6 +36,10 @@ def to_training_info(graph: TrainingGraph) -> ModelProto:
     algorithm.name = f"{graph.model.graph.name}_step"
     stored = {tensor.name for tensor in algorithm.initializer}
     assign(algorithm.initializer, [tensor for tensor in algorithm.initializer if tensor.name not in main])
+    inputs = {value.name for value in algorithm.input} - graph.updates.keys()
+    for tensor in algorithm.initializer:
+        if tensor.name in inputs:
+            tensor.metadata_props.add(key=_NUMBER)
     state = graph.initial_state()
     algorithm.initializer.extend(
         numpy_helper.from_array(value, name) for name, value in state.items() if name not in stored
@@ -114,7 +119,7 @@ def _step_model(model: ModelProto, algorithm: GraphProto) -> ModelProto:
     for tensor in step.graph.initializer:
         if tensor.name in listed:
             continue
-        if tensor.name in bound or tensor.name.startswith("optimizer."):
+        if tensor.name in bound or any(p.key == _NUMBER for p in tensor.metadata_props):
             step.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     used = {name for node in all_nodes(step.graph) for name in node.input} | bound
     assign(step.graph.initializer, [tensor for tensor in step.graph.initializer if tensor.name in used])

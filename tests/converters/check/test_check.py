@@ -133,6 +133,12 @@ def test_float16() -> None:
     assert verdicts(report) == {"x": "right", "w": "right"}
 
 
+def test_an_input_with_the_name_of_a_gradient() -> None:
+    """It is no seed: that of `y` is `y_grad_2` then."""
+    model = model_of("g (float[3] x, float[3] y_grad) => (float[3] y) { h = Mul(x, y_grad)  y = Exp(h) }")
+    assert verdicts(ob.check_gradients(model)) == {"x": "right", "y_grad": "right"}
+
+
 def test_a_model_of_an_old_opset_and_ir_version() -> None:
     model = model_of("old (float[2, 3] x, float[3] w) => (float[2, 3] y) { s = Mul(x, w)  y = Softmax(s) }", opset=9)
     model.ir_version = 3

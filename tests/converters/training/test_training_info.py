@@ -31,6 +31,14 @@ def test_round_trip_trains_the_same(tmp_path: Path, accumulate: bool) -> None:
     assert trainers[1].evaluate(data()) == trainers[0].evaluate(data())
 
 
+def test_numbers_of_the_optimizer_stay_inputs() -> None:
+    graph = training()
+    numbers = {v.name for v in graph.model.graph.input} - {*graph.inputs, *graph.updates, graph.learning_rate}
+    assert "optimizer.weight_decay" in numbers
+    inputs = {v.name for v in ob.from_training_info(ob.to_training_info(graph)).model.graph.input}
+    assert numbers <= inputs == {v.name for v in graph.model.graph.input}
+
+
 def test_the_main_graph_is_the_inference_model() -> None:
     model = ob.to_training_info(training())
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
