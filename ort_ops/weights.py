@@ -12,6 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.opset.core.mapped import are_many, can_be_mapped, mapped_tensors, to_array
 from onnx_backprop.opset.graphs.edit import add_import, assign
+from onnx_backprop.opset.graphs.order import consumers
 from onnx_backprop.opset.graphs.walk import is_standard, reads
 
 if TYPE_CHECKING:
@@ -45,10 +46,7 @@ def take_weights(model: ModelProto, shared: Mapping[str, OrtValue] = MappingProx
     shared: values that another model of the same weights has by these names.
     """
     graph = model.graph
-    readers: dict[str, list[NodeProto]] = {}
-    for node in graph.node:
-        for name in reads(node):
-            readers.setdefault(name, []).append(node)
+    readers = consumers(graph.node)
     inputs = {value.name for value in graph.input}
     ends = {value.name for value in graph.output}
     taken = {

@@ -20,12 +20,11 @@ from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.prepare.exporters.origins import FROZEN, NAMED, origin_of
 from onnx_backprop.converters.prepare.exporters.statistics import STATISTICS
 from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER
-from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
-from onnx_backprop.converters.prepare.load import infer_large, prepare
+from onnx_backprop.converters.prepare.ir_models import to_proto
+from onnx_backprop.converters.prepare.load import infer_large
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import is_float
-from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS, finish
-from onnx_backprop.converters.reverse.models.differentiation import Differentiation
+from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.path import find_path
 from onnx_backprop.converters.training.modes import draw_masks, infer_mode, keep_statistics, renew_statistics, train
 from onnx_backprop.converters.training.sharing import describe_shared, shared
@@ -94,21 +93,11 @@ class Passes:
         maker = positions(nodes)
         early = ancestors(nodes, self.ends)
         late = set(ancestors(nodes, self.gradients.values())).difference(early)
-        read = set().union(*(reads(nodes[n]) for n in late)) | set(self.gradients.values())
-        again: set[int] = set()
-        waiting = sorted(name for name in read if name in maker)  # the same order in every process
-        kept: dict[str, None] = {}
-        while waiting:
-            name = waiting.pop()
-            n = maker[name]
-            if n in late or n in again:
-                continue
-            node = nodes[n]
-            if node in VIEW or is_standard(node, "Constant"):
-                again.add(n)
-                waiting += [x for x in reads(node) if x in maker]
-            else:
-                kept[name] = None
+        read = set(self.gradients.values()).union(*(reads(nodes[n]) for n in late))
+        free = [n for n in early if nodes[n] in VIEW or is_standard(nodes[n], "Constant")]
+        again = {free[n] for n in ancestors([nodes[n] for n in free], read)}
+        read = read.union(*(reads(nodes[n]) for n in again))
+        kept = sorted(name for name in read if name in maker and maker[name] not in late | again)
         declared = {v.name: v for v in (*self.model.graph.value_info, *self.model.graph.output)}
         ends = [*self.ends, *(name for name in kept if name not in self.ends)]
         known = [declared.get(name, ValueInfoProto(name=name)) for name in ends]
@@ -126,8 +115,8 @@ class Passes:
 
 def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False) -> Variables:
     """What a model has for a training: see `Variables`. untie: as of `training_graph`."""
-    ir_model = to_ir(prepare(load(model)))
-    graph = ir_model.graph
+    draft = Draft(load(model))
+    graph = draft.graph
     if untie:
         separate(graph)
     floats = [value for value in graph.initializers.values() if is_float(value)]
@@ -149,14 +138,14 @@ def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False)
         warn(describe_shared(together))
     groups = [tuple(str(value.name) for value in group) for group in (parameters, statistics, buffers)]
     layouts = {str(value.name): layout_of(value) for value in (*parameters, *statistics, *buffers)}
-    return Variables(infer_large(to_proto(ir_model)), *groups, layouts=layouts)
+    return Variables(infer_large(to_proto(draft.model)), *groups, layouts=layouts)
 
 
 def inference(variables: Variables, values: Mapping[str, np.ndarray]) -> ModelProto:
     """The model in inference mode with other values of its variables."""
-    ir_model = to_ir(variables.model)
-    infer_mode(ir_model.graph)
-    model = finish(ir_model, variables.model, DEFAULT_KERNELS, inline=False)
+    draft = Draft(variables.model, ready=True)
+    infer_mode(draft.graph)
+    model = draft.finish()
     for tensor in model.graph.initializer:
         if tensor.name in values:
             replace_values(tensor, values[tensor.name])
@@ -169,9 +158,9 @@ def passes(variables: Variables, wrt: Sequence[str], *, training: bool, kept: Co
     training: with Dropout and BatchNormalization in training mode, else in inference mode, as those BatchNormalizations
     are in either that read a statistic among `kept`. Errors: as `backward`.
     """
-    ir_model = to_ir(variables.model)
+    draft = Draft(variables.model, ready=True, progress=iter)
     inputs = set(variables.names)
-    graph = ir_model.graph
+    graph = draft.graph
     outputs = tuple(str(value.name) for value in graph.outputs)
     (train if training else infer_mode)(graph)
     keep_statistics(graph, (), graph.initializers, kept)
@@ -182,18 +171,17 @@ def passes(variables: Variables, wrt: Sequence[str], *, training: bool, kept: Co
     masks = draw_masks(graph, op) if training else None
     if masks is not None:
         graph.inputs.append(masks)
-    ir_model = to_ir(infer_large(to_proto(ir_model)))
-    graph = ir_model.graph
+    draft.infer_types()
+    graph = draft.graph
     made = {str(value.name): value for node in graph for value in node.outputs}
     seeds: dict[str, str] = {}
     gradients: dict[str, str] = {}
     if wrt:
-        differentiation = Differentiation(ir_model, wrt=wrt, of=None, seed_all=True, quiet=True)
-        gradients = differentiation.emit()
+        differentiation, gradients = draft.differentiate(wrt=wrt, of=None, seed_all=True, quiet=True)
         seeds = differentiation.seeds
     graph.outputs.extend(made[name] for name in statistics.values() if not made[name].is_graph_output())
     graph.inputs.extend(
         value for name, value in graph.initializers.items() if name in inputs and not value.is_graph_input()
     )
-    model = without_tensors(finish(ir_model, variables.model, DEFAULT_KERNELS, inline=False), inputs)
+    model = without_tensors(draft.finish(), inputs)
     return Passes(model, outputs, statistics, None if masks is None else str(masks.name), seeds, gradients)

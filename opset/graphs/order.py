@@ -5,6 +5,7 @@ Nodes are those of onnx, whose values are names, or those of onnx_ir.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from graphlib import TopologicalSorter
 from typing import Any
@@ -23,6 +24,24 @@ def producers(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:
 def positions(nodes: Iterable[NodeProto] | Iterable[ir.Node]) -> dict[Any, int]:
     """The position of the node that makes each value."""
     return {value: n for n, node in enumerate(nodes) for value in _outputs_of(node) if value}
+
+
+def consumers(nodes: Iterable[NodeProto]) -> defaultdict[str, list[NodeProto]]:
+    """The nodes that read each value, once each, be it in the graphs inside them."""
+    result: defaultdict[str, list[NodeProto]] = defaultdict(list)
+    for node in nodes:
+        for name in reads(node):
+            result[name].append(node)
+    return result
+
+
+def uses(nodes: Iterable[NodeProto]) -> defaultdict[str, list[tuple[NodeProto, int]]]:
+    """The inputs that each value is: of which nodes, and their positions there."""
+    result: defaultdict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
+    for node in nodes:
+        for index, name in enumerate(node.input):
+            result[name].append((node, index))
+    return result
 
 
 def ancestors(nodes: Iterable[Any], values: Iterable[Any], stops: Collection[Any] = ()) -> list[int]:

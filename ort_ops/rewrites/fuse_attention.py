@@ -10,7 +10,6 @@ that put any other number than -inf in the place of a score; heads of the keys t
 
 from __future__ import annotations
 
-from collections import defaultdict
 from math import prod
 from typing import Any, NamedTuple
 
@@ -23,9 +22,9 @@ from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import unique, used_names
-from onnx_backprop.opset.graphs.order import ancestors, producers
+from onnx_backprop.opset.graphs.order import ancestors, consumers, producers
 from onnx_backprop.opset.graphs.types import shapes_of
-from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, attributes_of, constant_tensor, is_standard, reads
+from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, attributes_of, constant_tensor, is_standard
 
 PAIR = ("AttentionForwardTraining", "AttentionBackward")
 _TURNED = [0, 1, 3, 2]
@@ -78,10 +77,7 @@ class _Graph:
         self.nodes = list(graph.node)
         self.outputs = {value.name for value in graph.output}
         self.makers = producers(self.nodes)
-        self.readers: dict[str, list[NodeProto]] = defaultdict(list)
-        for node in self.nodes:
-            for name in reads(node):
-                self.readers[name].append(node)
+        self.readers = consumers(self.nodes)
         self.shapes: dict[str, Dims] = shapes_of(graph)
         inputs = {value.name for value in graph.input}
         self.numbers = {t.name: t for t in graph.initializer if t.name not in inputs}

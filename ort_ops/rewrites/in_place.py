@@ -67,13 +67,6 @@ def _shared(graph: GraphProto, names: list[str]) -> set[str]:
 
     Such a gradient would change when the input is overwritten, be it by another item of the same update.
     """
-    producers, inputs, sharing = positions(graph.node), {value.name for value in graph.input}, set[str]()
-    waiting = [name for name in names if name in producers]
-    seen = set(waiting)
-    while waiting:
-        node = graph.node[producers[waiting.pop()]]
-        if node.op_type in MAY_SHARE:
-            sharing |= inputs.intersection(node.input)
-            waiting += [name for name in node.input if name in producers and name not in seen]
-            seen.update(node.input)
-    return sharing
+    sharing = [node for node in graph.node if node.op_type in MAY_SHARE]
+    read = set[str]().union(*(sharing[n].input for n in ancestors(sharing, names)))
+    return read.intersection(value.name for value in graph.input)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from onnx_backprop.converters.prepare.exporters.torch_metadata import (
 )
 from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.lazy import ir
+from onnx_backprop.opset.graphs.order import uses
 from onnx_backprop.opset.graphs.walk import is_standard
 
 FROZEN = "FROZEN"  # a parameter that does not require a gradient
@@ -231,10 +231,7 @@ def _by_name(name: str) -> Origin:
 
 def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[str, Origin]:
     """The names in the module of tensors that TorchScript transposed or reshaped, from the node that reads each."""
-    readers: defaultdict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
-    for node in sorted(proto.graph.node, key=lambda node: node.op_type == "Identity"):  # which reads for another
-        for index, name in enumerate(node.input):
-            readers[name].append((node, index))
+    readers = uses(sorted(proto.graph.node, key=lambda node: node.op_type == "Identity"))  # which reads for another
     taken = {origin.name for origin in scripted.values()}
     found: dict[str, Origin] = {}
     for name, origin in scripted.items():

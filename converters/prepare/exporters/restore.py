@@ -29,7 +29,7 @@ from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CO
 from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.names import unique, used_names
-from onnx_backprop.opset.graphs.order import producers
+from onnx_backprop.opset.graphs.order import producers, uses
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
@@ -189,10 +189,7 @@ class _Restorer:
         self.names = used_names(proto.graph)
         self.targets = {entry.input: entry.target for entry in signature(proto) if entry.target}
         self.producers = producers(self.graph.node)
-        self.uses: defaultdict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
-        for node in self.graph.node:
-            for index, name in enumerate(node.input):
-                self.uses[name].append((node, index))
+        self.uses = uses(self.graph.node)
 
     def separate(self) -> None:
         """A tensor for each parameter or buffer that the exporter merged with an equal one."""
@@ -208,11 +205,11 @@ class _Restorer:
             if foreign and places and uniform:
                 self._copy(tensor, f"{tensor.name}/constant", Origin(CONSTANT), foreign)
             folded = bool(origin.parts)  # as 1 + weight: so are the others
-            for name, uses in places.items():
+            for name, same in places.items():
                 if name is not None and name != origin.name:
                     kind = self.missing.pop(name)
                     parts = (name,) if folded else ()
-                    self._copy(tensor, tensor.name if folded else name, Origin(kind, name, parts, origin.moved), uses)
+                    self._copy(tensor, tensor.name if folded else name, Origin(kind, name, parts, origin.moved), same)
 
     def _name_at(self, node: NodeProto, index: int, tensor: str, *, uniform: bool) -> str | None:
         """The name of the tensor that a node of the module reads where it reads `tensor` here; None if it has none.

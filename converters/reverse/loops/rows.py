@@ -25,6 +25,7 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.reverse.loops.steps import Pairs, body_of
+from onnx_backprop.opset.graphs.order import ancestors
 from onnx_backprop.opset.graphs.walk import is_standard, values_read
 
 ROWS = "onnx_backprop.rows"  # metadata of a Loop: JSON of the names of values in its body, of numbers, and of `added`
@@ -147,18 +148,13 @@ def rows_gradients(
 def _moved_before(node: ir.Node, dy: ir.Value, op: Builder) -> bool:
     """Put what makes dy before a forward node; False, and nothing is moved, where it depends on that node."""
     assert node.graph is not None
-    own, before = set(op.nodes), set(takewhile(lambda other: other is not node, node.graph))
-    moved: set[ir.Node] = set()
-    waiting = [dy]
-    while waiting:
-        value = waiting.pop()
+    before = set(takewhile(lambda other: other is not node, node.graph))
+    moved = [op.nodes[n] for n in ancestors(op.nodes, [dy])]
+    for value in {dy}.union(*map(values_read, moved)).difference(*(other.outputs for other in moved)):
         maker = value.producer()
-        if maker in own:
-            moved.add(maker)
-            waiting += values_read(maker)
-        elif maker not in before and not (maker is None and (value.is_graph_input() or value.is_initializer())):
+        if maker not in before and not (maker is None and (value.is_graph_input() or value.is_initializer())):
             return False
-    node.graph.insert_before(node, [other for other in op.nodes if other in moved])
+    node.graph.insert_before(node, moved)
     op.nodes[:] = [other for other in op.nodes if other not in moved]
     return True
 

@@ -148,14 +148,21 @@ class Draft:
         progress: Progress = shown,
         names: Mapping[str, Patterns | None] | None = None,
         edit: Edit | None = None,
+        ready: bool = False,
     ) -> None:
-        """The keywords of `backward`; edit: of `prepare`; names: the caller's other arguments that name values."""
+        """The keywords of `backward`; edit: of `prepare`; names: the caller's other arguments that name values.
+
+        ready: whether the model is what `prepare` has made.
+        """
         check_kernels(kernels)
         check_inline(kernels, inline=inline)
         self.kernels, self._inline = kernels, inline
         self._how = {"straight_through": straight_through, "strict": strict, "checkpoint": checkpoint}
         self._progress: Progress = progress
-        self.original, self.model = prepared(model, stop=stop, free=free, edit=edit, **(names or {}))
+        if ready and isinstance(model, ModelProto):
+            self.original, self.model = model, to_ir(model)
+        else:
+            self.original, self.model = prepared(model, stop=stop, free=free, edit=edit, **(names or {}))
 
     @property
     def graph(self) -> ir.Graph:

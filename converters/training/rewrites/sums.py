@@ -14,6 +14,7 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value, dims, element_type
 from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import subgraphs
 
 _AT_ONCE = 1024  # elements
 _SHORTEST = 8  # elements of a row
@@ -65,7 +66,7 @@ def stage_sums(graph: ir.Graph, kept: Collection[str], losses: Collection[str] =
             if node.domain:
                 continue
             if node.op_type == "If":
-                graphs += [attribute.as_graph() for attribute in node.attributes.values()]
+                graphs += subgraphs(node)
             elif node.outputs[0].name not in kept:
                 _stage(inner, node, used, some_axes=node.outputs[0].name in losses)
 
