@@ -14,14 +14,14 @@ from onnx_backprop.converters.finetune.linear import PACKED_PRODUCTS, Layers, Li
 from onnx_backprop.converters.prepare.load import infer_large, unfolded
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
 from onnx_backprop.opset.core.hints import suggest
+from onnx_backprop.opset.graphs.facts import ARITHMETIC
 from onnx_backprop.opset.graphs.order import descendants
-from onnx_backprop.opset.graphs.walk import attributes_of, called, is_standard
+from onnx_backprop.opset.graphs.walk import attributes_of, called
 
 # what keeps the classes apart along an axis, however many there are
 _PASSING = ("AveragePool", "Cast", "Dropout", "Elu", "Flatten", "GlobalAveragePool", "GlobalMaxPool", "HardSigmoid")
 _PASSING += ("HardSwish", "Identity", "LeakyRelu", "LogSoftmax", "MaxPool", "ReduceMean", "Relu", "Sigmoid", "Softmax")
 _PASSING += ("Softplus", "Squeeze", "Tanh", "Transpose", "Unsqueeze")
-_ELEMENTWISE = ("Add", "Div", "Mul", "Sub")
 _LENGTHS = {"Reshape": 1, "Resize": 3}  # the input that may hold the number of classes as a length
 
 
@@ -82,7 +82,7 @@ class _Head:
             self.behind.append(node)
             known = not node.domain and (node.op_type in _PASSING or node.op_type in _LENGTHS)
             constants = [n for n, given in enumerate(node.input) if self.layers.stored(given) is not None]
-            if is_standard(node, *_ELEMENTWISE) and len(constants) == 1:
+            if node in ARITHMETIC and len(constants) == 1:
                 name = node.input[1 - constants[0]]
             elif known:
                 name = node.input[0]
@@ -114,7 +114,7 @@ class _Head:
         for one in self.behind:
             if one.op_type in _LENGTHS:
                 self._length(one, _LENGTHS[one.op_type])
-            elif one.op_type in _ELEMENTWISE:
+            elif one in ARITHMETIC:
                 biases += [(one, n) for n, given in enumerate(one.input) if layers.stored(given) is not None]
         for one, n in biases:
             made += self._bias(one, n)

@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters.reverse.divisors import divisions_for
 from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import unique, used_names
 
 
@@ -23,18 +24,11 @@ def divide_by_all(model: ModelProto, loss: str) -> str | None:
     found = divisions_for(loss, nodes)
     if len(found) != 1:
         return None
-    reserved = used_names(model.graph)
-    count, product, whole, scale = (
-        unique(f"whole_batch/{n}", reserved) for n in ("count", "product", "divisor", "scale")
-    )
-    divisor = nodes[found[0]].input[1]
-    added = [
-        helper.make_node("Cast", [divisor], [count], name=count, to=TensorProto.DOUBLE),
-        helper.make_node("Mul", [count, scale], [product], name=product),
-        helper.make_node("CastLike", [product, divisor], [whole], name=whole),
-    ]
-    copies = list(map(copied, nodes))
-    copies[found[0]].input[1] = whole
-    assign(nodes, [*copies[: found[0]], *added, *copies[found[0] :]])
+    op = Emitter("whole_batch", used_names(model.graph))
+    scale = unique("whole_batch/scale", op.taken)
+    (position,), copies = found, list(map(copied, nodes))
+    divisor = copies[position].input[1]
+    copies[position].input[1] = op.CastLike(op.Mul(op.Cast(divisor, to=TensorProto.DOUBLE), scale), divisor)
+    assign(nodes, [*copies[:position], *op.nodes, *copies[position:]])
     model.graph.input.append(helper.make_tensor_value_info(scale, TensorProto.DOUBLE, []))
     return scale

@@ -49,9 +49,10 @@ KEEPS_SIGN = MOVES | Fact("Add AveragePool Clip Concat Div Dropout GlobalAverage
 KEEPS_SIGN |= Fact("ReduceMax ReduceMean ReduceSum")
 # The result is a tensor as it was, but for its shape, its type, and elements that are left out or repeated.
 HANDS_ON = VIEW | Fact("Cast CastLike Expand ScatterND Slice Tile Transpose Trilu")
-# An element of the result depends on elements at the same place alone; of one input, and of several.
+# An element of the result depends on elements at the same place alone; of one input, of two, of several.
 UNARY = Fact("Abs Acos Asin Atanh Cast Cos Exp Log Neg Reciprocal Sin Sqrt Tan Tanh")
-ELEMENTWISE = UNARY | Fact("Add Div Max Mean Min Mul Pow Sub Sum Where")
+ARITHMETIC = Fact("Add Div Mul Sub")
+ELEMENTWISE = UNARY | ARITHMETIC | Fact("Max Mean Min Pow Sum Where")
 
 # -- What a gradient has to know.
 

@@ -16,13 +16,12 @@ from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN
 from onnx_backprop.opset.functions.update_functions import Member, members
 from onnx_backprop.opset.graphs.edit import add_import, assign
+from onnx_backprop.opset.graphs.facts import VIEW
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import ancestors, producers
 from onnx_backprop.opset.graphs.walk import all_graphs
 from onnx_backprop.ort_ops.elementwise.kernel import NAME
 from onnx_backprop.ort_ops.elementwise.program import STEPS, Program
-
-_UNCHANGED = ("Identity", "Reshape")  # which leave a number as it is
 
 
 def fuse_updates(model: ModelProto) -> ModelProto:
@@ -126,7 +125,7 @@ class _Fusion:
     def _number(self, name: str) -> str:
         """What a number of float32 is rounded from, or what a truth is the truth of."""
         node = self._producers.get(name)
-        while node is not None and node.op_type in _UNCHANGED:
+        while node is not None and node in VIEW:
             name = node.input[0]
             node = self._producers.get(name)
         if (

@@ -25,13 +25,13 @@ from onnx_backprop.converters.reverse.loops.rows import ROWS, row_losses
 from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.converters.training.losses.base import LossBuilder, require_rank, wide
 from onnx_backprop.opset.core.shapes import Dims
+from onnx_backprop.opset.graphs.facts import ARITHMETIC
 from onnx_backprop.opset.graphs.walk import is_standard
 
 _WORTH = 2**20  # logits from which on blocks are used
 _UNKNOWN = 2**12  # classes from which on they are where the number of rows is unknown
 _AT_ONCE = 2**24  # logits of a block, if that is not less than
 _LEAST = 128  # rows, below which a product takes as long as one of this many
-_ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 _UNARY = ("Tanh", "Neg", "Identity", "Cast")
 
 
@@ -98,7 +98,7 @@ def _visit(
     elif is_standard(node, "Reshape") and first is not None:
         if not _visit(first, classes, nodes, rows, products):
             return False
-    elif is_standard(node, *_ELEMENTWISE):
+    elif node in ARITHMETIC:
         for operand in (first, *others):
             if operand is None or dims(operand) is None:
                 return False
