@@ -277,9 +277,7 @@ def _options(*, python_operators: bool, lean: bool = False, threads: int = 0) ->
     _settings[options] = {"python_operators": python_operators, "lean": lean, "threads": threads}
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
-    options.add_session_config_entry(
-        "optimization.constant_folding_max_output_size_in_bytes", str(Limits().folded_bytes)
-    )
+    options.add_session_config_entry(_FOLDING, str(Limits().folded_bytes))
     if lean:
         be_lean(options)
     if python_operators:

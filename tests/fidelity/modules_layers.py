@@ -14,10 +14,6 @@ TOKENS = (floats(2, 5, 8),)
 IMAGES = (floats(2, 3, 8, 8),)
 
 
-def _pooled(x: Any) -> Any:
-    return x.mean((2, 3))
-
-
 def layers() -> Iterator[Subject]:
     def case(name: str, build: Any, inputs: Any = X, **more: Any) -> Subject:
         return Subject(name, "layers", build, inputs, **more)
