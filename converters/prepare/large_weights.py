@@ -21,7 +21,7 @@ FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProt
 
 
 @dataclass(frozen=True)
-class Weights:
+class LargeWeights:
     """The tensors that were set aside, the order of all initializers, and the inputs that stand for some of them."""
 
     tensors: dict[str, TensorProto]
@@ -41,7 +41,7 @@ class Weights:
         return model
 
 
-def set_aside(model: ModelProto) -> tuple[ModelProto, Weights]:
+def set_aside(model: ModelProto) -> tuple[ModelProto, LargeWeights]:
     """A copy of a model with inputs of the same name, type and shape for its large tensors: floats, and those in files.
 
     Initializers themselves are not copied: they stay the model's own until they are put back. Constants of the main
@@ -57,7 +57,7 @@ def set_aside(model: ModelProto) -> tuple[ModelProto, Weights]:
     # before IR version 4 an initializer was always listed as an input too, which did not make it one
     declared = tensors.keys() if model.ir_version < 4 else tensors.keys() - inputs
     order = [t.name for t in model.graph.initializer]
-    return light, Weights(tensors, [*order, *(name for name in tensors if name not in order)], frozenset(declared))
+    return light, LargeWeights(tensors, [*order, *(name for name in tensors if name not in order)], frozenset(declared))
 
 
 def constant_of(node: NodeProto) -> TensorProto | None:

@@ -26,7 +26,7 @@ from onnx_backprop.converters.prepare.inference.loop_sequences import loose_sequ
 from onnx_backprop.converters.prepare.inference.resize_lengths import hidden_scales
 from onnx_backprop.converters.prepare.inference.sequence_lengths import ranked_elements
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
-from onnx_backprop.converters.prepare.large_weights import Weights, set_aside
+from onnx_backprop.converters.prepare.large_weights import LargeWeights, set_aside
 from onnx_backprop.converters.prepare.packed_products import pack_products
 from onnx_backprop.converters.prepare.upgrade import upgrade
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError, UnsupportedError
@@ -89,7 +89,7 @@ def unfolded(model: ModelProto | ir.Model | str | Path) -> ModelProto:
     return use_kernels(result, DEFAULT_KERNELS) if any(n.domain == DOMAIN for n in all_nodes(result)) else result
 
 
-def _in_order(model: ModelProto | ir.Model | str | Path) -> tuple[ModelProto, Weights]:
+def _in_order(model: ModelProto | ir.Model | str | Path) -> tuple[ModelProto, LargeWeights]:
     proto, weights = set_aside(load(model, mapped=True))
     put_in_order(proto)
     for tensor in weights.tensors.values():

@@ -17,7 +17,7 @@ _CLASSES_ALONE = 13  # the opset from which Softmax is along one axis alone
 
 
 @dataclass(frozen=True)
-class Form:
+class OperatorForm:
     """What an operator on integers is in floats.
 
     operands: where each has its integers, scale and zero point. result: where the scale and zero point of the result
@@ -32,16 +32,16 @@ class Form:
 
 
 FORMS = {
-    "QLinearAdd": Form("Add", (0, 3), (6, 7)),
-    "QLinearAveragePool": Form("AveragePool", (0,), (3, 4)),
-    "QLinearConv": Form("Conv", (0, 3), (6, 7), (1, 0)),
-    "QLinearGlobalAveragePool": Form("GlobalAveragePool", (0,), (3, 4)),
-    "QLinearLeakyRelu": Form("LeakyRelu", (0,), (3, 4)),
-    "QLinearMatMul": Form("MatMul", (0, 3), (6, 7), (-2, -1)),
-    "QLinearMul": Form("Mul", (0, 3), (6, 7)),
-    "QLinearSigmoid": Form("Sigmoid", (0,), (3, 4)),
-    "QLinearSoftmax": Form("Softmax", (0,), (3, 4)),
-    "QLinearWhere": Form("Where", (1, 4), (7, 8), (), (0,)),
+    "QLinearAdd": OperatorForm("Add", (0, 3), (6, 7)),
+    "QLinearAveragePool": OperatorForm("AveragePool", (0,), (3, 4)),
+    "QLinearConv": OperatorForm("Conv", (0, 3), (6, 7), (1, 0)),
+    "QLinearGlobalAveragePool": OperatorForm("GlobalAveragePool", (0,), (3, 4)),
+    "QLinearLeakyRelu": OperatorForm("LeakyRelu", (0,), (3, 4)),
+    "QLinearMatMul": OperatorForm("MatMul", (0, 3), (6, 7), (-2, -1)),
+    "QLinearMul": OperatorForm("Mul", (0, 3), (6, 7)),
+    "QLinearSigmoid": OperatorForm("Sigmoid", (0,), (3, 4)),
+    "QLinearSoftmax": OperatorForm("Softmax", (0,), (3, 4)),
+    "QLinearWhere": OperatorForm("Where", (1, 4), (7, 8), (), (0,)),
 }
 
 

@@ -13,15 +13,15 @@ from itertools import count
 
 import numpy as np
 
-from onnx_backprop.converters.recompute.program import Buffer, Program
-from onnx_backprop.converters.recompute.replay import Choice, ImpossibleError, Replay
+from onnx_backprop.converters.recompute.program import Buffer, GraphProgram
+from onnx_backprop.converters.recompute.replay import ImpossibleError, Replay, ReplayChoice
 
 _AIMS = (1.0, 0.8, 0.6, 0.4)  # of the budget, one after the other: what is aimed too low may pass by it
 
 
-def choose(program: Program, budget: int) -> Replay:
+def choose(program: GraphProgram, budget: int) -> Replay:
     """The cheapest replay found within a budget in bytes; where there is none, one of the least memory found."""
-    least = Replay(program, Choice())
+    least = Replay(program, ReplayChoice())
     for share in _AIMS:
         found = _search(program, round(share * budget), budget)
         if found.peak <= budget:
@@ -32,9 +32,9 @@ def choose(program: Program, budget: int) -> Replay:
     return least
 
 
-def _search(program: Program, aim: int, enough: int) -> Replay:
+def _search(program: GraphProgram, aim: int, enough: int) -> Replay:
     """Let values go until `enough` is kept to, or nothing helps towards the aim any more; the least replay found."""
-    current = best = Replay(program, Choice())
+    current = best = Replay(program, ReplayChoice())
     improved = True
     while improved and best.peak > max(aim, enough):
         improved = False
@@ -62,10 +62,10 @@ def _search(program: Program, aim: int, enough: int) -> Replay:
     return best
 
 
-def _exchanged_held(program: Program, current: Replay, aim: int) -> Replay:
+def _exchanged_held(program: GraphProgram, current: Replay, aim: int) -> Replay:
     """The replay with other values held that are dear to compute, as far as that takes excess away."""
     for buffer in sorted(_expensive(program, current, None) | current.choice.held, key=lambda b: b.created):
-        choice = Choice(current.choice.dropped, current.choice.held ^ {buffer})
+        choice = ReplayChoice(current.choice.dropped, current.choice.held ^ {buffer})
         try:
             other = Replay(program, choice)
         except ImpossibleError:
@@ -75,16 +75,16 @@ def _exchanged_held(program: Program, current: Replay, aim: int) -> Replay:
     return current
 
 
-def _best_move(program: Program, current: Replay, buffer: Buffer, budget: int) -> tuple[float, Replay] | None:
+def _best_move(program: GraphProgram, current: Replay, buffer: Buffer, budget: int) -> tuple[float, Replay] | None:
     """Letting a buffer go, and perhaps holding what is dear to compute on the way to it: less excess for the cost."""
     choice = current.choice
-    dropped = Choice(choice.dropped | {buffer}, choice.held - {buffer})
+    dropped = ReplayChoice(choice.dropped | {buffer}, choice.held - {buffer})
     moves: list[Replay] = []
     try:
         moves.append(Replay(program, dropped))
         held = _expensive(program, moves[0], current)
         if held:
-            moves.append(Replay(program, Choice(dropped.dropped, dropped.held | held)))
+            moves.append(Replay(program, ReplayChoice(dropped.dropped, dropped.held | held)))
     except ImpossibleError:
         return None
     before, best = excess(current, budget), None
@@ -97,7 +97,7 @@ def _best_move(program: Program, current: Replay, buffer: Buffer, budget: int) -
     return best
 
 
-def _expensive(program: Program, replay: Replay, current: Replay | None) -> frozenset[Buffer]:
+def _expensive(program: GraphProgram, replay: Replay, current: Replay | None) -> frozenset[Buffer]:
     """What copies, those that are new beside another replay, make by products and could be held instead."""
     known = () if current is None else current.copied
     new = [b for b in replay.copied if b not in known and b not in replay.choice.dropped]
@@ -111,10 +111,10 @@ def excess(replay: Replay, budget: int) -> int:
     return int(np.maximum(replay.memory - budget, 0)[replay.program.large].sum())
 
 
-def _without_needless(program: Program, replay: Replay, budget: int) -> Replay:
+def _without_needless(program: GraphProgram, replay: Replay, budget: int) -> Replay:
     """The replay without what the budget has room for after all."""
     for buffer in sorted(replay.choice.dropped, key=lambda b: (-program.costs[b.node], b.created)):
-        less = Choice(replay.choice.dropped - {buffer}, replay.choice.held)
+        less = ReplayChoice(replay.choice.dropped - {buffer}, replay.choice.held)
         try:
             other = Replay(program, less)
         except ImpossibleError:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.exporters.detached import STOP, is_stop
 from onnx_backprop.converters.recompute.marks import VIEW
-from onnx_backprop.converters.recompute.program import Buffer, Program
+from onnx_backprop.converters.recompute.program import Buffer, GraphProgram
 from onnx_backprop.converters.recompute.replay import Replay
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims
@@ -27,10 +27,10 @@ from onnx_backprop.opset.graphs.facts import SHAPE
 _COPY = "recomputed"
 
 
-class Emitter:
+class RecomputeEmitter:
     """Rewrites the graph of a program for a replay."""
 
-    def __init__(self, program: Program, replay: Replay, exclusive: Iterable[ir.Node], op: Builder) -> None:
+    def __init__(self, program: GraphProgram, replay: Replay, exclusive: Iterable[ir.Node], op: Builder) -> None:
         self.program, self.replay, self.op = program, replay, op
         self.exclusive = set(exclusive)
         self.edges = {v: program.edges(v) for node in program.nodes for v in node.outputs}

@@ -11,10 +11,10 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_backprop.converters.recompute.choose import choose
-from onnx_backprop.converters.recompute.emit import Emitter
+from onnx_backprop.converters.recompute.emit import RecomputeEmitter
 from onnx_backprop.converters.recompute.order import exclusive_nodes, ordered
-from onnx_backprop.converters.recompute.program import Program
-from onnx_backprop.converters.recompute.replay import Choice, Replay
+from onnx_backprop.converters.recompute.program import GraphProgram
+from onnx_backprop.converters.recompute.replay import Replay, ReplayChoice
 from onnx_backprop.converters.recompute.sizes import sizes
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.tables import format_bytes
@@ -69,8 +69,10 @@ def fit_memory(
     exclusive = exclusive_nodes(back, gradients)
     before = [node for node in graph if node in forward]
     behind = [node for node in graph if node not in forward and node not in backward]
-    program = Program(graph, [*before, *ordered(back, exclusive), *behind], forward, backward, known, set(gradients))
-    without = Replay(program, Choice()).peak
+    program = GraphProgram(
+        graph, [*before, *ordered(back, exclusive), *behind], forward, backward, known, set(gradients)
+    )
+    without = Replay(program, ReplayChoice()).peak
     budget = floor(memory * without) if isinstance(memory, float) else memory
     replay = choose(program, budget)
     time = 1 + replay.cost / max(sum(program.costs.values()), 1.0)
@@ -81,7 +83,7 @@ def fit_memory(
             f"for about {time:.2f} times the time of a step",
             "memory",
         )
-    nodes = Emitter(program, replay, exclusive, Builder(used_names(graph))).write()
+    nodes = RecomputeEmitter(program, replay, exclusive, Builder(used_names(graph))).write()
     graph.remove(list(graph))
     graph.extend(nodes)
     return asdict(Forecast(without, replay.peak, round(time, 4), sum(map(len, replay.copies_at.values()))))

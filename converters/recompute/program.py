@@ -27,7 +27,7 @@ class Buffer:
         self.read_back: list[int] = []  # by those of the backward part
 
 
-class Program:
+class GraphProgram:
     """Nodes and buffers, numbered. What lies in memory before a step, parameters, state and the batch, is no buffer.
 
     back: the position of the first node of the backward part; update: that of the first node behind it.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.recompute.program import Buffer, Program
+from onnx_backprop.converters.recompute.program import Buffer, GraphProgram
 from onnx_backprop.opset.graphs.facts import IN_PLACE
 
 
@@ -18,7 +18,7 @@ class ImpossibleError(Exception):
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReplayChoice:
     """dropped: saved buffers to let go after the forward part. held: others to keep, that copies read."""
 
     dropped: frozenset[Buffer] = frozenset()
@@ -33,7 +33,7 @@ class Replay:
     that are there while each node runs.
     """
 
-    def __init__(self, program: Program, choice: Choice) -> None:
+    def __init__(self, program: GraphProgram, choice: ReplayChoice) -> None:
         self.program, self.choice = program, choice
         self.copies_at: dict[int, list[ir.Node]] = defaultdict(list)
         self.copied: dict[Buffer, int] = {}  # when

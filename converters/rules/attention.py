@@ -45,7 +45,7 @@ _HANDLED = {"is_causal", "scale", "q_num_heads", "kv_num_heads", "qk_matmul_outp
 _INPUTS = 4  # queries, keys, values and a mask
 
 
-def _usual(node: ir.Node) -> bool:
+def _is_served(node: ir.Node) -> bool:
     """Whether it is attention of known ranks in float32 without a past, masked by bools and causality alone.
 
     A mask of floats may hold the lowest of them, see `attention_body`; since opset 24 one that is too short hides keys.
@@ -69,7 +69,7 @@ def _usual(node: ir.Node) -> bool:
     return mask.dtype == ir.DataType.BOOL and long_enough
 
 
-@gradient("Attention", versions=(23, 24, 25), serves=_usual)
+@gradient("Attention", versions=(23, 24, 25), serves=_is_served)
 def attention(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """y = softmax(scale·q·kᵀ + mask)·v  =>  AttentionBackward, with the sums of AttentionForwardTraining."""
     heads = node.int("q_num_heads", 0), *[node.int("kv_num_heads", 0)] * 2

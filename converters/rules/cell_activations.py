@@ -24,7 +24,7 @@ BETAS = {"HardSigmoid": 0.5, "Affine": None, "ScaledTanh": None}
 
 
 @dataclass(frozen=True)
-class Activation:
+class CellActivation:
     """y = f(a), a clipped to [-clip, clip] first where there is a clip."""
 
     name: str
@@ -45,7 +45,9 @@ class Activation:
         return a if self.clip is None else op.Clip(a, -self.clip, self.clip)
 
 
-def activations(node: Forward, default: tuple[str, ...], directions: int, clip: float | None) -> list[list[Activation]]:
+def activations(
+    node: Forward, default: tuple[str, ...], directions: int, clip: float | None
+) -> list[list[CellActivation]]:
     """The activation functions of each direction. `default`: their names in one direction.
 
     Errors: UnsupportedAttributeError for an unknown name, for a wrong count, and for a constant that has no agreed
@@ -56,7 +58,7 @@ def activations(node: Forward, default: tuple[str, ...], directions: int, clip: 
     if len(names) != len(default) * directions:
         raise node.refuse("activations", names, f"with {len(default)} names for each of {directions} direction(s)")
     constants = {name: iter(_floats(node, name)) for name in ("activation_alpha", "activation_beta")}
-    functions: list[Activation] = []
+    functions: list[CellActivation] = []
     for name in names:
         if name not in _VALUES:
             raise node.refuse("activations", name, f"of {', '.join(sorted(_VALUES))}")
@@ -66,7 +68,7 @@ def activations(node: Forward, default: tuple[str, ...], directions: int, clip: 
             if value is None:
                 raise node.refuse(which, None, f"for {name} where it is written out; its default is not agreed on")
             values.append(value)
-        functions.append(Activation(name, values[0], values[1], clip))
+        functions.append(CellActivation(name, values[0], values[1], clip))
     count = len(default)
     return [functions[d * count : (d + 1) * count] for d in range(directions)]
 
@@ -75,7 +77,7 @@ def _floats(node: Forward, name: str) -> list[float]:
     return list(node.node.attributes[name].as_floats()) if node.given(name) else []
 
 
-Emit = Callable[[Builder, ir.Value, Activation], ir.Value]
+Emit = Callable[[Builder, ir.Value, CellActivation], ir.Value]
 
 
 def _rule_slope(op: Builder, y: ir.Value) -> ir.Value:
@@ -88,7 +90,7 @@ def _rule_slope(op: Builder, y: ir.Value) -> ir.Value:
     return slope
 
 
-def _line(op: Builder, a: ir.Value, f: Activation) -> ir.Value:
+def _line(op: Builder, a: ir.Value, f: CellActivation) -> ir.Value:
     return op.Add(op.Mul(f.alpha, a), f.beta)
 
 

@@ -177,7 +177,8 @@ def attention_forward_training(op: Builder, node: Forward, dys: Sequence[ir.Valu
     dy = op.zeros_like(y) if dy is None else dy
     if g is not None:
         y, dy = (
-            op.Concat(x, op.Unsqueeze(more, [3]), axis=3) for x, more in ((y, _less_one(op, y)), (dy, narrow(op, g, y)))
+            op.Concat(x, op.Unsqueeze(more, [3]), axis=3)
+            for x, more in ((y, _minus_ones(op, y)), (dy, narrow(op, g, y)))
         )
         column = op.zeros(op.joined(op.lengths(value, 0, 3), op.ints([1])), value)
         value = op.Concat(value, column, axis=3)
@@ -198,7 +199,7 @@ def attention_forward_training(op: Builder, node: Forward, dys: Sequence[ir.Valu
     return grads[: len(node.node.inputs)]
 
 
-def _less_one(op: Builder, y: ir.Value) -> ir.Value:
+def _minus_ones(op: Builder, y: ir.Value) -> ir.Value:
     """-1 for each query, of the type of y."""
     return op.filled(op.lengths(y, 0, 3), -1, element_type(y))
 

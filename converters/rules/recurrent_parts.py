@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads
-from onnx_backprop.converters.rules.cell_activations import Activation
+from onnx_backprop.converters.rules.cell_activations import CellActivation
 from onnx_backprop.converters.rules.common import narrow, widen, work_type
 
 FAR = 2**31 - 1
@@ -32,7 +32,7 @@ class Sequences:
     dh_last: ir.Value
     dc_last: ir.Value | None
     running: ir.Value | None  # (T, B, 1): which steps lie within their sequence; None for all
-    functions: list[Activation]
+    functions: list[CellActivation]
 
     @property
     def h_before(self) -> ir.Value:
@@ -77,7 +77,7 @@ class Parts:
         self.lengths = op.Cast(node.input(LENGTHS), to=ir.DataType.INT64) if node.has(LENGTHS) else None
         self.running, self.begun = self._within_lengths()
 
-    def direction(self, d: int, backwards: bool, functions: list[Activation]) -> Sequences:
+    def direction(self, d: int, backwards: bool, functions: list[CellActivation]) -> Sequences:
         op, node = self.op, self.node
         turn = self.reversed if backwards else lambda value: value
         h = op.Gather(self.y, d, axis=1)

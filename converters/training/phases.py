@@ -39,7 +39,7 @@ from onnx_backprop.converters.training.rewrites.sums import stage_sums
 from onnx_backprop.converters.training.sharing import describe_shared, shared, tie, untie
 from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
 from onnx_backprop.converters.training.update.loss_scale import renewed_scale, scaled_loss, unscale, with_default
-from onnx_backprop.converters.training.update.step import State, StepWriter, write_outputs
+from onnx_backprop.converters.training.update.step import StepState, StepWriter, write_outputs
 from onnx_backprop.converters.training.whole_decoder import store_decoder
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.reading import load
@@ -59,7 +59,7 @@ class Requested:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TrainableChoice:
     """What to differentiate by, None for the default; what that leaves out; and what is not trained, and why."""
 
     wanted: list[str] | None
@@ -144,7 +144,7 @@ class TrainingDraft(Draft):
         self.counted = None if added.counted is None else str(added.counted.name)
         self._of_loss = used_names(self.graph) - self._of_model
 
-    def choose(self, requested: Requested, *, stopped: bool) -> Choice:
+    def choose(self, requested: Requested, *, stopped: bool) -> TrainableChoice:
         """What to differentiate by, with warnings about what the file does not say.
 
         stopped: whether the caller keeps gradients from a part of the graph.
@@ -162,9 +162,9 @@ class TrainingDraft(Draft):
             trained = [v for v in floats if v.name in reached and v.name not in frozen]
             warn_of(graph, found, trained, frozen=frozen, share=not stopped)
             doubtful = {str(v.name): why for v, why in found.doubtful.items() if v.name not in frozen}
-            return Choice(None, without, [name for name in reached if name in frozen], left_out, doubtful)
+            return TrainableChoice(None, without, [name for name in reached if name in frozen], left_out, doubtful)
         if not trainable:
-            return Choice(None, without | dict.fromkeys(reached, "not asked for"), reached, left_out)
+            return TrainableChoice(None, without | dict.fromkeys(reached, "not asked for"), reached, left_out)
         chosen = select("trainable", trainable, {name: names[name] for name in reached}, exact=names)
         written = written_out(trainable, names)
         chosen = [name for name in chosen if name in written or name not in frozen]
@@ -175,9 +175,9 @@ class TrainingDraft(Draft):
         if not chosen:
             raise InvalidArgumentError("frozen leaves nothing of what it chooses", argument="trainable")
         left_out = {name: what for name, what in left_out.items() if name not in chosen}
-        return Choice(chosen, without, [name for name in reached if name not in chosen], left_out)
+        return TrainableChoice(chosen, without, [name for name in reached if name not in chosen], left_out)
 
-    def keep_statistics(self, requested: Requested, choice: Choice) -> list[str]:
+    def keep_statistics(self, requested: Requested, choice: TrainableChoice) -> list[str]:
         """Put each BatchNormalization that the caller freezes into inference mode; the labels of those nodes."""
         names = aliases(self.graph.initializers.values())
         held = set(select("frozen", requested.frozen, names)) if requested.frozen else set[str]()
@@ -197,7 +197,7 @@ class TrainingDraft(Draft):
             self.masks = str(masks.name)
 
     def differentiate_loss(
-        self, requested: Requested, choice: Choice, half: ir.DataType | None, *, budget: bool
+        self, requested: Requested, choice: TrainableChoice, half: ir.DataType | None, *, budget: bool
     ) -> None:
         """Emit the gradients, in mixed precision where `half` is given, and put what waits for them in order.
 
@@ -251,7 +251,7 @@ class TrainingDraft(Draft):
 
         Without an optimizer the gradients stay. norms: the norms of the gradients as a further output.
         """
-        graph, op, state, values = self.graph, self.builder(), State(), values_by_name(self.graph)
+        graph, op, state, values = self.graph, self.builder(), StepState(), values_by_name(self.graph)
         gradients = {values[name]: values[g] for name, g in self.parameters.items()}
         writer = None
         if self.optimizer is not None:

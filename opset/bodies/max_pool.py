@@ -45,8 +45,8 @@ def max_pool_backward(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor)
 def _won(b: Body, attrs: Attributes, image: str, gradient: Tensor | str, shape: Vector, windows: Vector) -> str:
     """What each pixel of an image (planes, 1, in…) has won of the gradient, of windows (planes, 1, out…), 1-D."""
     lengths, outs, spatial = shape[2:], windows[2:], range(2, shape.count)
-    if lengths.known is None and _pads_less_than_nothing(attrs):
-        winners = _won_of_padded(b, attrs, image, lengths)
+    if lengths.known is None and _may_crop(attrs):
+        winners = _winners_of_padded(b, attrs, image, lengths)
         exact = True
     else:
         attributes, exact = _attributes(attrs, lengths, outs)
@@ -62,13 +62,13 @@ def _won(b: Body, attrs: Attributes, image: str, gradient: Tensor | str, shape: 
     return b.ScatterElements(zeros, b.Reshape(winners, flat), b.Reshape(gradient, flat), axis=0, reduction="add")
 
 
-def _pads_less_than_nothing(attrs: Attributes) -> bool:
+def _may_crop(attrs: Attributes) -> bool:
     """Whether onnxruntime may cut pixels off instead of padding: it pads SAME by (out - 1)·stride + kernel - in."""
     beyond = any(stride > kernel for stride, kernel in zip(attrs["strides"], attrs["kernel"], strict=True))
     return attrs["auto_pad"].startswith("SAME") and beyond
 
 
-def _won_of_padded(b: Body, attrs: Attributes, image: str, lengths: Vector) -> str:
+def _winners_of_padded(b: Body, attrs: Attributes, image: str, lengths: Vector) -> str:
     """The winners of an image that is padded beforehand, as positions in it without its padding.
 
     A padded pixel, which wins where all others are -inf, stands for the one at the edge beside it.

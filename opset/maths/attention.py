@@ -97,17 +97,17 @@ def scale_of(attrs: Attributes, size: int) -> float:
     return float(np.float32(attrs["scale"])) or 1 / math.sqrt(max(size, 1))
 
 
-def spread(shared: Float64Array, heads: int) -> Float64Array:
+def repeat_heads(shared: Float64Array, heads: int) -> Float64Array:
     """Keys or values, each head of them once for every head of the queries that reads it."""
     return np.repeat(shared, heads // shared.shape[1], axis=1)
 
 
-def summed(gradient: Float64Array, heads: int) -> Float64Array:
-    """The adjoint of `spread`."""
+def sum_heads(gradient: Float64Array, heads: int) -> Float64Array:
+    """The adjoint of `repeat_heads`."""
     return gradient.reshape(gradient.shape[0], heads, -1, *gradient.shape[2:]).sum(axis=2)
 
 
-def hidden(
+def masked(
     attrs: Attributes, queries: int, keys: int, lengths: Float64Array | None, offsets: Float64Array | None
 ) -> np.ndarray:
     """Which keys a query does not see: (B or 1, 1, S, T)."""
@@ -132,10 +132,10 @@ def scores(
     offsets: Float64Array | None,
 ) -> tuple[Float64Array, Float64Array | None]:
     """The scores (B, H, S, T), -inf where a key is hidden; and tanh(s / softcap) where there is a softcap."""
-    products = np.einsum("bhsd,bhtd->bhst", query, spread(key, query.shape[1])) * scale_of(attrs, query.shape[3])
+    products = np.einsum("bhsd,bhtd->bhst", query, repeat_heads(key, query.shape[1])) * scale_of(attrs, query.shape[3])
     cap, bent = float(np.float32(attrs["softcap"])), None
     if cap > 0:
         bent = np.tanh(products / cap)
         products = bent * cap
     products = products if bias is None else products + bias
-    return np.where(hidden(attrs, query.shape[2], key.shape[2], lengths, offsets), -np.inf, products), bent
+    return np.where(masked(attrs, query.shape[2], key.shape[2], lengths, offsets), -np.inf, products), bent

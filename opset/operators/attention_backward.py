@@ -72,10 +72,10 @@ def reference(
     level = np.where(nothing, 0, log_sum_exp)[..., None]
     p = np.where(nothing[..., None], 0, np.exp(scores - level))
     delta = (diff_out * output).sum(axis=-1, keepdims=True)
-    ds = p * (np.einsum("bhse,bhte->bhst", diff_out, attention.spread(value, heads)) - delta)
+    ds = p * (np.einsum("bhse,bhte->bhst", diff_out, attention.repeat_heads(value, heads)) - delta)
     dv = np.einsum("bhst,bhse->bhte", p, diff_out)
     dproducts = ds * attention.scale_of(attrs, query.shape[3]) * (1 if bent is None else 1 - bent * bent)
-    dq = np.einsum("bhst,bhtd->bhsd", dproducts, attention.spread(key, heads))
+    dq = np.einsum("bhst,bhtd->bhsd", dproducts, attention.repeat_heads(key, heads))
     dk = np.einsum("bhst,bhsd->bhtd", dproducts, query)
     dbias, dsinks = np.zeros(0), np.zeros(0)
     if bias is not None:
@@ -84,7 +84,7 @@ def reference(
     if sinks is not None:
         share = np.where(nothing[..., None], 0, np.exp(sinks[:, None, None] - level))
         dsinks = -(share * delta).sum(axis=(0, 2, 3))
-    return dq, attention.summed(dk, shared), attention.summed(dv, shared), dbias, dsinks
+    return dq, attention.sum_heads(dk, shared), attention.sum_heads(dv, shared), dbias, dsinks
 
 
 def body(

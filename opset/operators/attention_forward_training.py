@@ -52,7 +52,7 @@ def reference(
     powers = np.exp(scores - most)
     total = powers.sum(axis=-1, keepdims=True) + np.exp(sink - most)
     divisor = np.where(total == 0, 1, total)
-    output = np.einsum("bhst,bhte->bhse", powers / divisor, attention.spread(value, query.shape[1]))
+    output = np.einsum("bhst,bhte->bhse", powers / divisor, attention.repeat_heads(value, query.shape[1]))
     return output, np.where(total == 0, -np.inf, np.log(divisor) + most)[..., 0]
 
 

@@ -1,9 +1,9 @@
 """InterpolateBackprop: InterpolateBackward under the names of the older specification."""
 
 from onnx_backprop.opset.core.op import Op, Output
-from onnx_backprop.opset.operators.interpolate_backward import ATTRIBUTES, Names
+from onnx_backprop.opset.operators.interpolate_backward import ATTRIBUTES, InputNames
 
-NAMES = Names("input_forward", "output_delta")
+NAMES = InputNames("input_forward", "output_delta")
 
 OP = Op(
     name="InterpolateBackprop",

@@ -28,7 +28,7 @@ taken from the two shapes, never from `scales`.
 
 
 @dataclass(frozen=True)
-class Names:
+class InputNames:
     """How one of the two operators of this kind calls its inputs."""
 
     src: str
@@ -159,7 +159,7 @@ ATTRIBUTES = (
     spec.DATA_FORMAT,
 )
 
-NAMES = Names("src", "diff_dst")
+NAMES = InputNames("src", "diff_dst")
 
 OP = Op(
     name="InterpolateBackward",

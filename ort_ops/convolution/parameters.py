@@ -68,7 +68,7 @@ class Gather(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase(Record):
+class PhaseRecord(Record):
     """Out cells that the same taps reach."""
 
     start: Triple
@@ -83,7 +83,7 @@ class Phase(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tap(Record):
+class TapRecord(Record):
     """Place in the weights, shift, and which of the residues it reads."""
 
     weight: int

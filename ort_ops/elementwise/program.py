@@ -113,7 +113,7 @@ _NUMBER = "number"
 _TAKES = {TENSOR: (TENSOR, _NUMBER), FLAG: (FLAG,), CHOICE: (FLAG, _NUMBER)}
 
 
-class Step(NamedTuple):
+class ProgramStep(NamedTuple):
     """An operator: what its operands and its result are, and its code."""
 
     operands: tuple[str, ...]
@@ -123,25 +123,25 @@ class Step(NamedTuple):
 
 _TWO = (TENSOR, TENSOR)
 STEPS = {
-    "Add": Step(_TWO, Block.fadd),
-    "Sub": Step(_TWO, Block.fsub),
-    "Mul": Step(_TWO, Block.fmul),
-    "Div": Step(_TWO, Block.fdiv),
-    "Neg": Step((TENSOR,), Block.fneg),
-    "Sqrt": Step((TENSOR,), _sqrt),
-    "Exp": Step((TENSOR,), exp),
-    "Sigmoid": Step((TENSOR,), _sigmoid),
-    "Erf": Step((TENSOR,), _erf),
-    "Sign": Step((TENSOR,), _sign),
-    "Less": Step(_TWO, _compared("<"), FLAG),
-    "LessOrEqual": Step(_TWO, _compared("<="), FLAG),
-    "Greater": Step(_TWO, _compared(">"), FLAG),
-    "GreaterOrEqual": Step(_TWO, _compared(">="), FLAG),
-    "And": Step((FLAG, FLAG), Block.and_, FLAG),
-    "Or": Step((FLAG, FLAG), Block.or_, FLAG),
-    "Not": Step((FLAG,), Block.not_, FLAG),
-    "Where": Step((CHOICE, *_TWO), _where),
-    "ReLUBackward": Step(_TWO, lambda b, y, dy: b.select(b.fcmp_ordered(">", y, ZERO), dy, ZERO)),
+    "Add": ProgramStep(_TWO, Block.fadd),
+    "Sub": ProgramStep(_TWO, Block.fsub),
+    "Mul": ProgramStep(_TWO, Block.fmul),
+    "Div": ProgramStep(_TWO, Block.fdiv),
+    "Neg": ProgramStep((TENSOR,), Block.fneg),
+    "Sqrt": ProgramStep((TENSOR,), _sqrt),
+    "Exp": ProgramStep((TENSOR,), exp),
+    "Sigmoid": ProgramStep((TENSOR,), _sigmoid),
+    "Erf": ProgramStep((TENSOR,), _erf),
+    "Sign": ProgramStep((TENSOR,), _sign),
+    "Less": ProgramStep(_TWO, _compared("<"), FLAG),
+    "LessOrEqual": ProgramStep(_TWO, _compared("<="), FLAG),
+    "Greater": ProgramStep(_TWO, _compared(">"), FLAG),
+    "GreaterOrEqual": ProgramStep(_TWO, _compared(">="), FLAG),
+    "And": ProgramStep((FLAG, FLAG), Block.and_, FLAG),
+    "Or": ProgramStep((FLAG, FLAG), Block.or_, FLAG),
+    "Not": ProgramStep((FLAG,), Block.not_, FLAG),
+    "Where": ProgramStep((CHOICE, *_TWO), _where),
+    "ReLUBackward": ProgramStep(_TWO, lambda b, y, dy: b.select(b.fcmp_ordered(">", y, ZERO), dy, ZERO)),
 }
 
 

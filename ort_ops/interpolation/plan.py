@@ -11,7 +11,7 @@ from onnx_backprop.ort_ops.compiler.machine import PERMUTES, VECTOR, last_level_
 from onnx_backprop.ort_ops.compiler.records import size
 from onnx_backprop.ort_ops.interpolation.gather import ACROSS, ALONG, GATHER, WINDOWS
 from onnx_backprop.ort_ops.interpolation.rows import Interpolation, Offsets, RowAxis
-from onnx_backprop.ort_ops.interpolation.windows import Windows, windows
+from onnx_backprop.ort_ops.interpolation.windows import GatherWindows, windows
 from onnx_backprop.ort_ops.runtime.bridge import Request
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
@@ -158,7 +158,7 @@ def plan(request: Request, data: int, taps: Callable[[], Sequence[Taps | None]])
     return Plan(head, ((GATHER, math.ceil(units / per_item)),), per_thread=per_thread, tables=behind)
 
 
-def _method(axis: _Axis, inner: int) -> tuple[int, Windows | None]:
+def _method(axis: _Axis, inner: int) -> tuple[int, GatherWindows | None]:
     """How columns are gathered, and the tables of windows if that is the way."""
     if axis.column is None or inner >= VECTOR:
         return ALONG, None

@@ -9,7 +9,7 @@ from onnx_backprop.ort_ops.vector.permute import PATTERN_BYTES, WINDOW
 
 
 @dataclass(frozen=True)
-class Windows:
+class GatherWindows:
     """Blocks of VECTOR elements of dx, entries ends[k] to ends[k + 1] of block k; see `vector.permute`."""
 
     ends: np.ndarray
@@ -25,7 +25,7 @@ class Windows:
         return words.view(np.int64).reshape(-1)
 
 
-def windows(starts: np.ndarray, indices: np.ndarray, weights: np.ndarray, inner: int) -> Windows:
+def windows(starts: np.ndarray, indices: np.ndarray, weights: np.ndarray, inner: int) -> GatherWindows:
     """From the taps starts[i] to starts[i + 1] of cell i, ascending; a cell has `inner` elements.
 
     The t-th taps of a block's lanes make an entry, or several where they lie further apart than a window is wide, so
@@ -54,7 +54,7 @@ def windows(starts: np.ndarray, indices: np.ndarray, weights: np.ndarray, inner:
     return _numbered(blocks, found)
 
 
-def _numbered(blocks: int, found: list[tuple[np.ndarray, ...]]) -> Windows:
+def _numbered(blocks: int, found: list[tuple[np.ndarray, ...]]) -> GatherWindows:
     """Entries in the order of their blocks, equal patterns kept once."""
     block, base, offsets, weights = (np.concatenate([f[n] for f in found]) for n in range(4))
     order = np.argsort(block, kind="stable")
@@ -63,4 +63,4 @@ def _numbered(blocks: int, found: list[tuple[np.ndarray, ...]]) -> Windows:
     table[:, VECTOR:] = np.ascontiguousarray(weights[order], np.float32).view(np.uint8)
     patterns, numbers = np.unique(table, axis=0, return_inverse=True)
     ends = np.concatenate([[0], np.cumsum(np.bincount(block, minlength=blocks))])
-    return Windows(ends, base[order], numbers.reshape(-1), patterns)
+    return GatherWindows(ends, base[order], numbers.reshape(-1), patterns)

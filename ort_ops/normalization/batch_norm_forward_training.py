@@ -30,7 +30,7 @@ MEANS, SLOPES, BETAS, FLOATS = range(4)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchNorm(Record):
+class BatchNormForward(Record):
     """The numbers of a plan; a channel has `runs` runs of `length` elements."""
 
     kind: int
@@ -187,8 +187,8 @@ def _columns(call, p, item, scratch):
             by_type(kind, _normalise_row, y, x, row * channels + channel, count, means, slopes, betas)
 
 
-_CHANNEL = stage("batch_norm_forward_channel", BatchNorm, _channel)
-_COLUMNS = stage("batch_norm_forward_columns", BatchNorm, _columns)
+_CHANNEL = stage("batch_norm_forward_channel", BatchNormForward, _channel)
+_COLUMNS = stage("batch_norm_forward_columns", BatchNormForward, _columns)
 
 
 def _plan(request: Request) -> Plan:
@@ -196,7 +196,7 @@ def _plan(request: Request) -> Plan:
     assert src is not None
     batch, channels, *lengths = (src[axis] for axis in data_to_ncx(attributes["data_format"], len(src)))
     length, rows = math.prod(lengths), attributes["data_format"] == "NXC" or math.prod(lengths) == 1
-    parameters = BatchNorm(
+    parameters = BatchNormForward(
         kind=request.element_type,
         runs=batch * length if rows else batch,
         channels=channels,

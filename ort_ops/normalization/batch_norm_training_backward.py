@@ -27,7 +27,7 @@ CHUNK = SUM_CHUNK
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchNorm(Record):
+class BatchNormBackward(Record):
     """The numbers of a plan; a channel has `runs` runs of `length` elements."""
 
     kind: int
@@ -98,7 +98,7 @@ def _channel(call, p, channel, _scratch):
             by_type(kind, _gradient, dx, x, dy, (n * channels + channel) * length, length, mean, slope, share, level)
 
 
-_CHANNEL = stage("batch_norm_channel", BatchNorm, _channel)
+_CHANNEL = stage("batch_norm_channel", BatchNormBackward, _channel)
 
 
 def _plan(request: Request) -> Plan:
@@ -108,7 +108,9 @@ def _plan(request: Request) -> Plan:
     length, epsilon = math.prod(lengths), float(np.float32(request.attributes["epsilon"]))
     if request.attributes["data_format"] == "NXC" or length == 1:
         return batch_norm_rows.plan(request.element_type, batch * length, channels, epsilon)
-    parameters = BatchNorm(kind=request.element_type, runs=batch, channels=channels, length=length, epsilon=epsilon)
+    parameters = BatchNormBackward(
+        kind=request.element_type, runs=batch, channels=channels, length=length, epsilon=epsilon
+    )
     return Plan(parameters, ((_CHANNEL, channels),))
 
 

@@ -39,7 +39,7 @@ def attention(op: Composer) -> list[str | None]:
         k, v = (op.Concat(op.Gather(past, op.constant(np.array(n)), axis=0), x, axis=2) for n, x in enumerate((k, v)))
     bias = _bias(op, q, k, mask=op.input(3), bias=op.input(5))
     offset = before if op.attribute("unidirectional", 0) else None
-    y = together(op, attend(op, q, k, v, scale=op.attribute("scale", 0.0), bias=bias, offset=offset))
+    y = merge_heads(op, attend(op, q, k, v, scale=op.attribute("scale", 0.0), bias=bias, offset=offset))
     present = op.Concat(*(op.Unsqueeze(x, [0]) for x in (k, v)), axis=0) if op.wants(1) else None
     return [y, present]
 
@@ -85,7 +85,7 @@ def multi_head_attention(op: Composer) -> list[str | None]:
         s = s and op.Where(later, op.number(lowest, s), s)
         hidden = op.Where(later, op.number(-inf, q), op.number(0.0, q))
         bias = op.Add(bias, hidden) if bias else hidden
-    return [together(op, attend(op, q, k, v, scale=scale, bias=bias)), *present, s]
+    return [merge_heads(op, attend(op, q, k, v, scale=scale, bias=bias)), *present, s]
 
 
 def rotary_embedding(op: Composer) -> str:
@@ -107,7 +107,7 @@ def rotary_embedding(op: Composer) -> str:
     else:
         axes = [2 if joined else 1]
     cos, sin = (op.Unsqueeze(c, axes) if axes else c for c in at_positions(op, caches, positions))
-    y = turned(op, x, cos, sin, op.attribute("interleaved", 0), [part] if part else None)
+    y = rotated(op, x, cos, sin, op.attribute("interleaved", 0), [part] if part else None)
     return op.Reshape(y, [0, 0, -1]) if joined else y
 
 
@@ -116,11 +116,11 @@ def at_positions(op: Composer, caches: Sequence[str], positions: str) -> list[st
     return [op.defined_by(op.Gather(cache, positions), 0, "rotation") for cache in caches]
 
 
-def turned(op: Composer, x: str, cos: str, sin: str, interleaved: int, part: str | Sequence[int] | None = None) -> str:
+def rotated(op: Composer, x: str, cos: str, sin: str, interleaved: int, part: str | Sequence[int] | None = None) -> str:
     """x (B, N, S, H) or (B, S, N, H) turned by cosines and sines that broadcast to it; of H the first `part` alone."""
     if part is not None:
         first, rest = op.Slice(x, [0], part, [3]), op.Slice(x, part, [2**62], [3])
-        return op.Concat(turned(op, first, cos, sin, interleaved), rest, axis=3)
+        return op.Concat(rotated(op, first, cos, sin, interleaved), rest, axis=3)
     if interleaved:
         a, b = (op.Slice(x, [n], [2**62], [3], [2]) for n in (0, 1))
     else:
@@ -235,7 +235,7 @@ def _shared(op: Composer, a: str, b: str) -> str:
     return op.Reshape(rows, op.Concat(op.Shape(a, end=3), op.length(b, 3), axis=0))
 
 
-def together(op: Composer, y: str) -> str:
+def merge_heads(op: Composer, y: str) -> str:
     """(B, N, S, H) -> (B, S, N·H)."""
     return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, -1])
 

@@ -43,7 +43,7 @@ def group_query_attention(op: Composer) -> list[str | None]:
     y = op.Mul(q, 0.0) if window == 0 else attention.attend(op, q, k, v, **scored, **seen, sink=sink)
     real = tokens.real or (tokens.in_reach(window) if window > 0 and not naive else "")
     y = op.Where(op.Unsqueeze(real, [1, 3]), y, op.number(0.0, y)) if real else y
-    results = [attention.together(op, y)]
+    results = [attention.merge_heads(op, y)]
     kind = op.attribute("qk_output", 0)
     if kind and op.wants(3):
         s, hidden = attention.scores(op, q, k, **scored), attention.hidden_keys(op, q, k, **seen)
@@ -197,12 +197,12 @@ def _turned(op: Composer, q: str, k: str, caches: list[str], positions: str) -> 
     part = None if whole else op.Mul(op.length(caches[0], 1), [2])
     cos, sin = (op.Unsqueeze(c, [1]) for c in attention.at_positions(op, caches, positions))
     interleaved = int(op.attribute("rotary_interleaved", 0) == 1)
-    q = attention.turned(op, q, cos, sin, interleaved, part)
+    q = attention.rotated(op, q, cos, sin, interleaved, part)
     if op.known.length(k, 2) == 0:
         return [q, k]
     if op.input(1) and op.input(3) and op.known.length(k, 2) is None:  # there may be none
         cos, sin = (op.Slice(c, [0], op.length(k, 2), [2]) for c in (cos, sin))
-    return [q, attention.turned(op, k, cos, sin, interleaved, part)]
+    return [q, attention.rotated(op, k, cos, sin, interleaved, part)]
 
 
 def _rows(op: Composer, x: str, index: str, real: str) -> str:

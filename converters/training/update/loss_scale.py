@@ -17,7 +17,7 @@ from onnx_backprop.converters.rules.common import cast
 from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, SKIPPED_STEPS
 from onnx_backprop.converters.training.slots import COUNTER, SCALE
 from onnx_backprop.converters.training.update.optimizer_function import one_element
-from onnx_backprop.converters.training.update.step import State, state_input
+from onnx_backprop.converters.training.update.step import StepState, state_input
 
 INITIAL, LARGEST = 2.0**15, 2.0**24
 INTERVAL = 2000  # good steps until the scale grows
@@ -60,7 +60,7 @@ def with_default(graph: ir.Graph, scale: ir.Value) -> None:
     graph.register_initializer(scale)
 
 
-def renewed_scale(op: Builder, state: State, scale: ir.Value, gradients: list[ir.Value]) -> ir.Value:
+def renewed_scale(op: Builder, state: StepState, scale: ir.Value, gradients: list[ir.Value]) -> ir.Value:
     """Put the scale and its counts into the state; whether all gradients are finite, 0-D."""
     op.prefix = LOSS_SCALE
     total = op.Sum(*(cast(op, op.ReduceL1(g, keepdims=0), ir.DataType.FLOAT) for g in gradients))

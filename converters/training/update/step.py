@@ -35,7 +35,7 @@ from onnx_backprop.opset.functions.use_kernels import MIN_IR_VERSION
 NORM_EPSILON = 1e-6  # added to the norm that gradients are scaled by, as torch does
 
 
-class State:
+class StepState:
     """What a step carries over: for each input that it renews the new value, and what else its `Slot` says."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class StepWriter:
         self.counted: ir.Value | None = None  # what gradients are means over, where means of runs weigh by it, 0-D
         self.finite: ir.Value | None = None  # whether there is an update at all, 0-D; None: always
         self.functions = UpdateFunctions()
-        self.state = State()
+        self.state = StepState()
         self._opset = opset
         self.rate = ir.Value(name=op.unique(LEARNING_RATE), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
         self._numbers: dict[str, ir.Value] = {}
@@ -275,7 +275,7 @@ class StepWriter:
         return result, op.Min(op.Div(self._number("clip_norm", optimizer.clip_norm), norm), 1)
 
 
-def write_outputs(op: Builder, graph: ir.Graph, state: State, writer: StepWriter | None) -> tuple[Slot, ...]:
+def write_outputs(op: Builder, graph: ir.Graph, state: StepState, writer: StepWriter | None) -> tuple[Slot, ...]:
     """Make inputs of everything in the state and outputs `<x>_new` of its new values; the records.
 
     The learning rate comes in front of the state, the numbers of the optimizer are the last inputs.

@@ -69,7 +69,7 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
     data += 4 * dot(corner, stride)
     before = 0
     for number in range(p.phases):
-        phase = view(par.Phase, p + p.phase_table, number)
+        phase = view(par.PhaseRecord, p + p.phase_table, number)
         _weights(call, p, phase, before, all_taps, channel, count, weights)
         for tap in range(phase.taps):
             store_i64(shifts, before + tap, 4 * dot(tap_of(p, phase, tap).shift, stride))
@@ -79,7 +79,7 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
         for y in range(size[1]):
             source, before = data + 4 * dot((z, y, 0) * step, stride), 0
             for number in range(p.phases):
-                phase = view(par.Phase, p + p.phase_table, number)
+                phase = view(par.PhaseRecord, p + p.phase_table, number)
                 own, (at, to) = phase_size(phase, cell, size), out_at(p, phase, n, 0, cell)
                 if z < own[0] and y < own[1] and own[2] > 0:
                     at += channel + z * to[0] + y * to[1]
@@ -154,7 +154,7 @@ def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
     turn_box(kind, copy, VECTOR, data, first, count, source.c, source.cells, corner, read, p.c.source_length)
     stride, box = dense(read, VECTOR), _written(p, cell, size)
     for number in range(p.phases):
-        phase = view(par.Phase, p + p.phase_table, number)
+        phase = view(par.PhaseRecord, p + p.phase_table, number)
         own, taps = phase_size(phase, cell, size), phase.taps
         if own[2] <= 0:
             continue
@@ -178,7 +178,7 @@ def _written(p, cell, size):
     """The lengths of the box of out cells that the phases of a band fill."""
     box = (0, 0, 0)
     for number in range(p.phases):
-        phase = view(par.Phase, p + p.phase_table, number)
+        phase = view(par.PhaseRecord, p + p.phase_table, number)
         box = max(box, phase.start + (phase_size(phase, cell, size) - 1) * p.out_step + 1)
     return box
 

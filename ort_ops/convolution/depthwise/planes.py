@@ -59,7 +59,7 @@ def gather_depthwise(call, p, n, block, cell, size, scratch):
 @inner
 def _slide(call, p, n, channel, cell, size, weights, starts, scratch):
     """The only phase, whose steps are one, of a band."""
-    phase, kernel = view(par.Phase, p + p.phase_table), p.stencil
+    phase, kernel = view(par.PhaseRecord, p + p.phase_table), p.stencil
     low, high, length = p.low, p.high, p.c.source_length
     in_z, in_y, _ = p.c.source.cells
     lines, table, zeros = size[1] + kernel - 1, scratch + p.offsets.table, scratch + p.offsets.zeros
@@ -96,7 +96,7 @@ def _planes(call, p, n, channel, cell, size, weights, shifts, scratch):
     if bias:
         bias_of(kind, bias, channel, 1, values)
     for number in range(p.phases):
-        phase = view(par.Phase, p + p.phase_table, number)
+        phase = view(par.PhaseRecord, p + p.phase_table, number)
         own, taps = phase_size(phase, cell, size), phase.taps
         at, step = out_at(p, phase, n, channel, cell)
         cells = (own[1] - 1) * pitch + own[2]

@@ -49,7 +49,7 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
         bias_of(kind, bias, group * outs + m * COLUMNS, columns, values)
         clear(weights, 0, pitch * COLUMNS)
         for number in range(p.phases):
-            phase = view(par.Phase, p + p.phase_table, number)
+            phase = view(par.PhaseRecord, p + p.phase_table, number)
             own = phase_size(phase, cell, size)
             cells = volume(own)
             if min(*own) <= 0:

@@ -41,9 +41,9 @@ _kernels = stack(_SPAN * _PITCH)
 def _pack(call, p, unit, _scratch):
     """One tile of the packed weights: for every tap and channel `width` output channels, zeros beyond the last."""
     number = p.phases - 1
-    while view(par.Phase, p + p.phase_table, number).first_unit > unit:
+    while view(par.PhaseRecord, p + p.phase_table, number).first_unit > unit:
         number -= 1
-    phase = view(par.Phase, p + p.phase_table, number)
+    phase = view(par.PhaseRecord, p + p.phase_table, number)
     width = p.tile
     tiles = (p.c.d + width - 1) // width
     unit -= phase.first_unit

@@ -57,7 +57,7 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
             values = _values()
             bias_of(p.kind, bias, group * outs + m * COLUMNS, columns, values)
         for number in range(p.phases):
-            phase = view(par.Phase, p + p.phase_table, number)
+            phase = view(par.PhaseRecord, p + p.phase_table, number)
             taps, own = phase.taps, phase_size(phase, cell, size)
             at, step = out_at(p, phase, n, group, cell)
             at += m * COLUMNS * p.c.destination.c

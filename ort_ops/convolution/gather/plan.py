@@ -152,13 +152,13 @@ def _with_tables(
 ) -> tuple[par.Gather, list[int]]:
     """The parameters complete, and the tables of phases, taps and residues; `panels` are packed at a time."""
     phase_table = 8 * size(par.Gather)
-    tap_table = phase_table + 8 * size(par.Phase) * len(sums.phases)
+    tap_table = phase_table + 8 * size(par.PhaseRecord) * len(sums.phases)
     phases: list[int] = []
     taps: list[int] = []
     pack = 0
     for n, (phase, of_taps) in enumerate(zip(sums.phases, shifted, strict=True)):
         run, run_step = run_of(of_taps) if sums.in_runs else (1, 0)
-        phases += par.Phase(
+        phases += par.PhaseRecord(
             start=phase.start,
             count=phase.count,
             first_unit=panels * n,
@@ -171,7 +171,7 @@ def _with_tables(
         ).words()
         for tap, (shift, residue) in zip(phase.taps, of_taps, strict=True):
             place = sum(k * s for k, s in zip(tap.kernel, sums.c.w_kernel, strict=True))
-            taps += par.Tap(weight=place, shift=shift, residue=residues.index(residue)).words()
+            taps += par.TapRecord(weight=place, shift=shift, residue=residues.index(residue)).words()
         pack += panels * len(phase.taps) * sums.c.s * sums.tile
     head = replace(
         head,

@@ -32,13 +32,13 @@ def image_of(tensor, n, channel):
 @inner
 def tap_of(p, phase, n):
     """A tap of a phase."""
-    return view(par.Tap, p + phase.tap_table, n)
+    return view(par.TapRecord, p + phase.tap_table, n)
 
 
 @inner
 def kernel_tap(p, n):
     """A tap of a weight gradient."""
-    return view(par.Tap, p + par.TAPS_AT, n)
+    return view(par.TapRecord, p + par.TAPS_AT, n)
 
 
 @inner
@@ -89,7 +89,7 @@ def tap_starts(p, table, weights_first, width, residue, stride):
     width: channels of a panel of weights. residue: floats from one residue's cells to the next one's.
     """
     for n in range(p.phases):
-        phase = view(par.Phase, p + p.phase_table, n)
+        phase = view(par.PhaseRecord, p + p.phase_table, n)
         for tap in range(0, phase.taps, phase.run):
             entry = tap_of(p, phase, tap)
             store_i64(table, 1 - weights_first, 4 * tap * p.c.s * width)
@@ -129,7 +129,7 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
         if bias:
             bias_of(kind, bias, group * outs + m * ROWS, lines, values)
         for number in range(p.phases):
-            phase = view(par.Phase, p + p.phase_table, number)
+            phase = view(par.PhaseRecord, p + p.phase_table, number)
             taps, own = phase.taps, phase_size(phase, cell, size)
             at, step = out_at(p, phase, n, group, cell)
             panel = packed + 4 * (phase.pack_at + (panels + m) * taps * channels * ROWS)

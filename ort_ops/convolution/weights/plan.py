@@ -62,11 +62,11 @@ def weights_plan(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> 
     return _depthwise_cells(c, head, taps) if c.last or problem.fill_lanes(c.groups) else _depthwise(c, head, taps)
 
 
-def _table(taps: Sequence[par.Tap]) -> list[int]:
+def _table(taps: Sequence[par.TapRecord]) -> list[int]:
     return [word for tap in taps for word in tap.words()]
 
 
-def _head(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> tuple[par.Cells, list[par.Tap]]:
+def _head(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> tuple[par.Cells, list[par.TapRecord]]:
     """What every plan states; and the table of taps."""
     shifts = [[k * d - p for k in range(n)] for n, d, p in zip(c.kernel, c.dilations, c.pads, strict=True)]
     head = par.Cells(
@@ -75,7 +75,7 @@ def _head(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> tuple[p
         low=problem.three([s[0] for s in shifts], 0), high=problem.three([s[-1] for s in shifts], 0),
     )  # fmt: skip
     taps = [
-        par.Tap(weight=sum(k * s for k, s in zip((z, y, x), c.w_kernel, strict=True)), shift=(sz, sy, sx))
+        par.TapRecord(weight=sum(k * s for k, s in zip((z, y, x), c.w_kernel, strict=True)), shift=(sz, sy, sx))
         for z, sz in enumerate(shifts[0])
         for y, sy in enumerate(shifts[1])
         for x, sx in enumerate(shifts[2])
@@ -83,7 +83,7 @@ def _head(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> tuple[p
     return head, taps
 
 
-def _depthwise(c: problem.Correlation, head: par.Cells, taps: list[par.Tap]) -> Plan:
+def _depthwise(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord]) -> Plan:
     """NCX data: bands are some rows; an item is a channel."""
     low, high = head.low, head.high
     deep, lines, width = high[0] - low[0] + 1, c.out_length[1], c.out_length[2]
@@ -110,7 +110,7 @@ def _depthwise(c: problem.Correlation, head: par.Cells, taps: list[par.Tap]) -> 
     return Plan(head, ((depthwise_weights.PLANES, c.groups),), per_thread=per_thread, tables=_table(taps))
 
 
-def _depthwise_cells(c: problem.Correlation, head: par.Cells, taps: list[par.Tap]) -> Plan:
+def _depthwise_cells(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord]) -> Plan:
     """Channels as lanes: bands are some rows; an item is a part of the bands and a block of channels."""
     count, vectors, in_place = len(taps), math.ceil(c.groups / VECTOR), c.last and head.kind == F32
     reach = [h - lo + 1 for lo, h in zip(head.low, head.high, strict=True)]
@@ -165,7 +165,7 @@ def _depthwise_cells(c: problem.Correlation, head: par.Cells, taps: list[par.Tap
     )
 
 
-def _product(c: problem.Correlation, head: par.Cells, taps: list[par.Tap]) -> Plan:
+def _product(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord]) -> Plan:
     """Bands are boxes; an item is a block of rows of the product and a part of the cells."""
     swapped, count = _swapped(c), len(taps)
     band, (of_columns, of_channel) = _band(c, head.low, head.high, swapped=swapped)

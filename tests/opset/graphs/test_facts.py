@@ -13,7 +13,7 @@ from onnx import parser, shape_inference
 import onnx_backprop as ob
 from onnx_backprop.converters.check.feeds import DRAWS as WAYS
 from onnx_backprop.converters.check.feeds import draw_feeds
-from onnx_backprop.converters.recompute.program import Program
+from onnx_backprop.converters.recompute.program import GraphProgram
 from onnx_backprop.converters.recompute.sizes import Sizes
 from onnx_backprop.opset.functions.long_vectors import infer_shapes
 from onnx_backprop.opset.graphs import facts
@@ -269,7 +269,7 @@ def test_memory_that_is_written_over_is_free_one_node_earlier(op_type: str, writ
     nodes = [first, second, ir.node("Softmax", second.outputs)]
     graph = ir.Graph([x], nodes[-1].outputs, nodes=nodes)
     sizes = Sizes({}, {value: 64 for node in nodes for value in node.outputs})
-    program = Program(graph, nodes, set(nodes), set(), sizes, set())
+    program = GraphProgram(graph, nodes, set(nodes), set(), sizes, set())
     assert program.end(program.buffer_of[first.outputs[0]], 1) == (0 if writes_over else 1)
 
 
