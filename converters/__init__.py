@@ -1,1 +1,4 @@
-"""Converters: a forward ONNX model in, a training graph out."""
+"""Converters: a forward ONNX model in, a training graph out.
+
+May import opset; nothing that runs a model.
+"""

@@ -1,4 +1,7 @@
-"""Kernels of the operator set for stock onnxruntime, and the sessions that run them."""
+"""Kernels of the operator set for stock onnxruntime, and the sessions that run them.
+
+May import opset, and what a session needs: onnxruntime, llvmlite, Numba where somebody asks for it.
+"""
 
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops.native_graph import lower

@@ -1,1 +1,4 @@
-"""Are gradients right, and which rule serves which node?"""
+"""Are gradients right, and which rule serves which node?
+
+May import `reverse`, `parameters`, `prepare`, `pages`, `tables` and opset.
+"""

@@ -1,1 +1,4 @@
-"""Derivatives beside the gradient: products with a Jacobian and a Hessian from both sides, and these whole."""
+"""Derivatives beside the gradient: products with a Jacobian and a Hessian from both sides, and these whole.
+
+May import `rules`, `reverse`, `prepare` and opset.
+"""

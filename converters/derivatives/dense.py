@@ -46,7 +46,7 @@ def jacobian(
     for name in xs if forward else ys:
         for y, x, output in _columns(work, name, ys) if forward else _rows(work, name, xs):
             results[y][x] = _call(work, output, f"{y}_jacobian_{x}")
-    return work.done(Derivative("jacobian", {}, results))
+    return work.finish_derivative(Derivative("jacobian", {}, results))
 
 
 @as_given
@@ -66,7 +66,7 @@ def hessian(model: Model, wrt: Names = None, of: Names = None, **options: Unpack
         for _, z, output in _rows(work, gradient, list(gradients), quiet=True, strict=False):
             results[x][z] = _call(work, output, f"{x}_hessian_{z}")
     work.drop_outputs(gradients.values())
-    return work.done(Derivative("hessian", {}, results))
+    return work.finish_derivative(Derivative("hessian", {}, results))
 
 
 def _elements(values: Sequence[ir.Value]) -> float:

@@ -42,7 +42,7 @@ def vjp(
     made = Derivative("vjp", stage.seeds, results, batched)
     if batched:
         _batch(work, made)
-    return work.done(made)
+    return work.finish_derivative(made)
 
 
 @as_given
@@ -63,7 +63,7 @@ def jvp(
     if batched:
         made = Derivative(made.mode, made.seeds, made.results, batched=True)
         _batch(work, made)
-    return work.done(made)
+    return work.finish_derivative(made)
 
 
 @as_given
@@ -94,7 +94,7 @@ def hvp(
     made = Derivative("hvp", seeds, second, batched)
     if batched:
         _batch(work, made)
-    return work.done(made)
+    return work.finish_derivative(made)
 
 
 @as_given
@@ -103,7 +103,7 @@ def scalar_gradient(
 ) -> ModelProto:
     """`backward` of one number, seeded by 1: what `value_and_grad` runs. Raises: what `hvp` does, with advice."""
     work = Work(model, wrt, of, **options)
-    return work.done(Derivative("vjp", {}, gradients_of_scalar(work, wrt, of, advice)))
+    return work.finish_derivative(Derivative("vjp", {}, gradients_of_scalar(work, wrt, of, advice)))
 
 
 def gradients_of_scalar(work: Work, wrt: Names, of: Names, advice: str = "") -> dict[str, str]:

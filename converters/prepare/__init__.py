@@ -1,1 +1,4 @@
-"""From what a user hands over to a graph that can be differentiated, and back to files."""
+"""From what a user hands over to a graph that can be differentiated, and back to files.
+
+May import opset.
+"""

@@ -1,4 +1,7 @@
-"""Reverse-mode differentiation of one graph: the walk, the table of rules, what a rule sees and emits."""
+"""Reverse-mode differentiation of one graph: the walk, the table of rules, what a rule sees and emits.
+
+May import `parameters`, `prepare` and opset.
+"""
 
 from importlib import import_module
 

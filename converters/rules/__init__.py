@@ -1,4 +1,7 @@
-"""Importing this package registers every gradient rule; one module a family."""
+"""Importing this package registers every gradient rule; one module a family.
+
+May import `reverse` and opset.
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -2,6 +2,8 @@
 
 from onnx_backprop import artifacts
 from onnx_backprop.artifacts import CheckpointState, LinearLRScheduler, Module, Optimizer
+
+May import `training`, `converters`, `ort_ops` and opset.
 """
 
 from onnx_backprop.artifacts.generate import LossType, OptimType, generate_artifacts

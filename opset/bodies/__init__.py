@@ -1,1 +1,4 @@
-"""Operators written in standard ONNX operators, for the route "onnx"."""
+"""Operators written in standard ONNX operators, for the route "onnx".
+
+May import `maths`, `core` and `graphs`.
+"""

@@ -1,1 +1,4 @@
-"""The function bodies that a model carries for each route, and `use_kernels`, which exchanges them."""
+"""The function bodies that a model carries for each route, and `use_kernels`, which exchanges them.
+
+May import everything of opset.
+"""

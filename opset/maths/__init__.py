@@ -1,1 +1,4 @@
-"""What several operators compute: float64 references and geometry, nothing of ONNX graphs."""
+"""What several operators compute: float64 references and geometry, nothing of ONNX graphs.
+
+May import `core`.
+"""

@@ -1,1 +1,4 @@
-"""Kernels of the convolution operators: one strategy, one folder."""
+"""Kernels of the convolution operators: one strategy, one folder.
+
+May import `vector`, `runtime`, `compiler` and the operators, maths and errors of opset.
+"""

@@ -58,7 +58,7 @@ class Gather(Record):
     low: Triple = NONE  # least and greatest shift
     high: Triple = NONE
     tile: int = 0  # output channels of a tile
-    turned: bool = False  # NCX data as cells
+    as_cells: bool = False  # NCX data as cells
     pitch: int = 0  # floats from cell to cell, or of a tile
     round_groups: int = 0  # what is packed at a time: whole groups, or some tiles of one
     round_tiles: int = 0

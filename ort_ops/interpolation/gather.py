@@ -81,7 +81,7 @@ def _across(p, call, block, chunk, scratch):
     elements, results = length * inner, count * inner
     pitch = (elements + VECTOR - 1) // VECTOR * VECTOR
     pitch += VECTOR * (1 - pitch // VECTOR % 2)  # the rows of powers of two lie apart in the cache
-    table, sums, turned = scratch + p.offsets.table, scratch + p.offsets.sums, scratch + p.offsets.turned
+    table, sums, transposed = scratch + p.offsets.table, scratch + p.offsets.sums, scratch + p.offsets.transposed
     gathered, tile = scratch + p.offsets.gathered, scratch + p.offsets.tile
     row_length = p.columns * inner
     at = row * row_length + first * inner
@@ -95,9 +95,9 @@ def _across(p, call, block, chunk, scratch):
     if kind == F32:  # short rows are no stream that a processor would fetch ahead
         fetch(data + 4 * behind, 4 * min(max(0, behind - start), 4 * VECTOR * elements))
     for i in range(0, elements, VECTOR):
-        transpose_tile(turned + _ROW * i, _ROW, sums + 4 * i, 4 * pitch)
+        transpose_tile(transposed + _ROW * i, _ROW, sums + 4 * i, 4 * pitch)
     starts, taps = p + 8 * (p.starts + first), p + 8 * p.taps
-    source = turned - _ROW * low * inner
+    source = transposed - _ROW * low * inner
     gather_columns(gathered, _ROW * inner, source, _ROW * inner, _ROW * inner, starts, taps, count)
     for i in range(0, results, VECTOR):
         if kind == F32 and rows == VECTOR and i + VECTOR <= results:

@@ -19,7 +19,7 @@ from onnx_backprop.ort_ops.vector.permute import ROWS, WINDOW
 
 # elements of a row of dy that a chunk of columns reads, about
 _CHUNK = {ALONG: 4096, ACROSS: 512, WINDOWS: 1024}
-_MOST_ENTRIES = 16  # of a block, on average; beyond that it is quicker to turn rows round
+_MOST_ENTRIES = 16  # of a block, on average; beyond that it is quicker to transpose rows
 _PARTS = 32  # of the work for every processor: large ones, as what one fetches ahead the next part writes
 
 
@@ -118,7 +118,7 @@ def plan(request: Request, data: int, taps: Callable[[], Sequence[Taps | None]])
     wide = VECTOR * (read + 2 * VECTOR)
     arrays, at_once = {
         ALONG: ({"sums": read, "gathered": made}, 1),
-        ACROSS: ({"sums": wide, "turned": wide, "gathered": VECTOR * (made + VECTOR), "tile": VECTOR**2}, VECTOR),
+        ACROSS: ({"sums": wide, "transposed": wide, "gathered": VECTOR * (made + VECTOR), "tile": VECTOR**2}, VECTOR),
         WINDOWS: ({"sums": ROWS * pitch, "gathered": ROWS * made}, ROWS),
     }[method]
     sizes = {name: FLOAT * floats for name, floats in arrays.items()}

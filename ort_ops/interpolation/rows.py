@@ -26,9 +26,9 @@ class Offsets(Record):
 
     table: int = 0  # the taps of a row
     sums: int = 0  # of rows of dy
-    turned: int = 0  # these, a row in every lane
+    transposed: int = 0  # these, a row in every lane
     gathered: int = 0  # columns
-    tile: int = 0  # of these, turned back
+    tile: int = 0  # of these, transposed back
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,4 @@
-"""Kernels of the gradients of normalisations and of softmax."""
+"""Kernels of the gradients of normalisations and of softmax.
+
+May import `vector`, `runtime`, `compiler` and the operators and errors of opset.
+"""

@@ -1,1 +1,4 @@
-"""Register kernels: vector code that several families of operators share."""
+"""Register kernels: vector code that several families of operators share.
+
+May import `compiler`.
+"""

@@ -194,7 +194,7 @@ def transpose(target, target_row, source, source_row, rows, columns):
 
 
 @inner
-def turn_rows(target, target_row, source, source_row, rows, columns):
+def transpose_rows(target, target_row, source, source_row, rows, columns):
     """As `transpose_part`, of up to a vector's length of rows and of any number of columns."""
     for j in range(0, columns, VECTOR):
         transpose_part(target + j * target_row, target_row, source + 4 * j, source_row, rows, min(VECTOR, columns - j))

@@ -140,7 +140,7 @@ def _fetch(function: ir.Function) -> None:
     leave.ret_void()
 
 
-def turned(b: Block, rows: list[Value]) -> list[Value]:
+def transposed(b: Block, rows: list[Value]) -> list[Value]:
     """The columns of a square of registers: exchange, bit by bit, the bits of row and column."""
     rows = list(rows)
     bit = 1
@@ -159,7 +159,7 @@ def _transpose(function: ir.Function) -> None:
     target, target_row, source, source_row = function.args
     (b,) = blocks(function, "entry")
     rows = [b.vector(b.add(source, b.mul(source_row, I64(i)))) for i in range(VECTOR)]
-    for i, row in enumerate(turned(b, rows)):
+    for i, row in enumerate(transposed(b, rows)):
         b.put(row, b.add(target, b.mul(target_row, I64(i))))
     b.ret_void()
 
@@ -174,7 +174,7 @@ def _transpose_part(function: ir.Function) -> None:
         # Even a load without lanes looks its address up: never one far away.
         place = b.select(within, b.add(source, b.mul(source_row, I64(i))), source)
         values.append(b.masked(place, b.select(within, whole, nothing)))
-    values = turned(b, values)
+    values = transposed(b, values)
     # Store the last column first and fall through to the first one.
     leave, *stores = blocks(function, " ".join(["leave", *(f"column_{j}" for j in range(VECTOR))]))
     choice = b.switch(columns, stores[-1].block)

@@ -10,6 +10,7 @@ import onnxruntime
 from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 import onnx_backprop as ob
+from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.operators.registry import BY_NAME
 
 ELEMENT_TYPES = {"f32": TensorProto.FLOAT, "f16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
@@ -106,3 +107,13 @@ def run_all(
     """All of the operator's outputs in an onnxruntime session, as float32."""
     session = ob.session(model(op_type, attributes, inputs, dtype=dtype), kernels=kernels)
     return [np.asarray(value) for value in session.run(None, feeds(op_type, inputs))]
+
+
+def leave_out_outputs(model: ModelProto, names: list[str]) -> list[int]:
+    """Give the node of `model` outputs of these names, "" for one that is left out; the positions of the others."""
+    wanted = [n for n, name in enumerate(names) if name]
+    graph = model.graph
+    assign(graph.node[0].output, names)
+    assign(graph.node, [graph.node[0], *(node for node in graph.node[1:] if node.input[0] in names)])
+    assign(graph.output, [graph.output[n] for n in wanted])
+    return wanted

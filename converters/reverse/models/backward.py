@@ -103,7 +103,7 @@ def backward(
         names={"wrt": wrt, "of": of},
     )
     stage, gradients = draft.differentiate(wrt=wrt, of=of)
-    return draft.done(Derivative("vjp", stage.seeds, gradients))
+    return draft.finish_derivative(Derivative("vjp", stage.seeds, gradients))
 
 
 def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
@@ -181,7 +181,7 @@ class Draft:
         """The converted model."""
         return finish(self.model, self.original, self.kernels, inline=self._inline)
 
-    def done(self, derivative: Derivative) -> ModelProto:
+    def finish_derivative(self, derivative: Derivative) -> ModelProto:
         """The model with a derivative, which it notes, and without what nobody reads: inferred types, long names."""
         record(self.model, derivative)
         return whole_if_possible(without_inferred(shorten_names(self.finish(), used_names(self.original.graph))))

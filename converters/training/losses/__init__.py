@@ -8,6 +8,8 @@
 
 float16 and bfloat16 predictions are cast to float32 first: one rounding back to the model's type, at the gradient
 of the prediction, and a mean over more than 65504 elements stays finite. Sums over many elements are exact to 1e-6.
+
+May import `names` of `training`, `rules`, `reverse`, `prepare` and opset.
 """
 
 from onnx_backprop.converters.training.losses.base import Loss, LossBuilder

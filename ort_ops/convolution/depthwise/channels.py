@@ -16,7 +16,7 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
-from onnx_backprop.ort_ops.convolution.gather.pixels import write_turned
+from onnx_backprop.ort_ops.convolution.gather.pixels import write_transposed
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
 from onnx_backprop.ort_ops.vector.boxes import copy_box_within, dense, dot, reached, read_by, turn_box, within
 from onnx_backprop.ort_ops.vector.pixel_tap_sums import weigh_cells
@@ -141,7 +141,7 @@ def _reaching(p, phase, cell, length, shifts, entries):
 
 
 @inner
-def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
+def gather_depthwise_transposed(call, p, n, block, cell, size, scratch):
     """All phases of one band of a vector of channels."""
     kind, channel = p.kind, block * VECTOR
     count = min(VECTOR, p.c.groups - channel)
@@ -170,7 +170,7 @@ def gather_depthwise_turned(call, p, n, block, cell, size, scratch):
                 )
     out = p.c.destination
     at = image_of(out, n, channel) + dot(cell * out_step, out.cells)
-    write_turned(p, call.output, at, out.cells, box, count, results, VECTOR, copy)
+    write_transposed(p, call.output, at, out.cells, box, count, results, VECTOR, copy)
 
 
 @inner

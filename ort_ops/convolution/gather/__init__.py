@@ -1,1 +1,4 @@
-"""Sums over the taps of a kernel: correlations and data gradients."""
+"""Sums over the taps of a kernel: correlations and data gradients.
+
+May import what `convolution` may, and all of it but `kernels`.
+"""

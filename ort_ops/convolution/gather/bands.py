@@ -43,7 +43,7 @@ class Copy:
 
 def copy_of(sums: Sums) -> Copy:
     """How the bands of these sums are copied."""
-    least, pitch = (1, 1, min(sums.count[2], 2 * COLUMNS)), _pitch(sums.c.s, turned=sums.turned)
+    least, pitch = (1, 1, min(sums.count[2], 2 * COLUMNS)), _pitch(sums.c.s, as_cells=sums.as_cells)
     if sums.blocked:
         return _copy_of_blocks(sums, pitch)
     if sums.depthwise:
@@ -60,8 +60,8 @@ def copy_of(sums: Sums) -> Copy:
 def _copy_of_blocks(sums: Sums, pitch: int) -> Copy:
     """Fewer channels are done together where the shortest band would be too large."""
     least, block = (1, 1, min(sums.count[2], VECTOR)), _block(sums)
-    if sums.turned:
-        return Copy(_turned_arrays(sums), block_sizes.LANES_FLOATS, least, pitch)
+    if sums.as_cells:
+        return Copy(_transposed_arrays(sums), block_sizes.LANES_FLOATS, least, pitch)
     copy = Copy(_blocks_arrays(sums, block), block_sizes.BAND_FLOATS, least, pitch, block=block)
     while block > block_sizes.LEAST_VECTORS * VECTOR and copy.floats(least) > block_sizes.BAND_FLOATS:
         block = VECTOR * math.ceil(block / (2 * VECTOR))
@@ -120,7 +120,7 @@ def turning_pays(sums: Sums) -> bool:
     def rows(count: int) -> int:
         return count // ROWS * ROWS + TILE_ROWS[count % ROWS]
 
-    turned = replace(sums, turned=True)
+    turned = replace(sums, as_cells=True)
     band = cut(sums, copy_of(sums))
     as_planes = taps * ins * rows(outs) * vectors(band) * math.prod(bands_of(sums.count, band))
     band = cut(turned, copy_of(turned))
@@ -149,10 +149,10 @@ def _block(sums: Sums) -> int:
     return VECTOR * min(vectors, most, max(wanted, block_sizes.LEAST_VECTORS))
 
 
-def _pitch(channels: int, *, turned: bool) -> int:
+def _pitch(channels: int, *, as_cells: bool) -> int:
     """Floats from cell to cell of a copy: an odd number of vectors, so that a cache holds neighbours apart."""
     vectors = math.ceil(channels / VECTOR)
-    if not turned and vectors * VECTOR != channels:
+    if not as_cells and vectors * VECTOR != channels:
         return channels
     return VECTOR * (vectors + 1 - vectors % 2)
 
@@ -187,7 +187,7 @@ def _cells_arrays(sums: Sums, pitch: int) -> Arrays:
 
     def arrays(band: Sequence[int]) -> dict[str, int]:
         cells, copy = math.prod(band), math.prod(sums.reach.box(band, sums.steps)) * pitch
-        if not sums.turned:
+        if not sums.as_cells:
             return {"copy": copy}
         return {"results": (cells + ROWS) * COLUMNS, "lines": VECTOR * (cells + VECTOR), "copy": copy}
 
@@ -205,7 +205,7 @@ def _depthwise_arrays(reach: Reach) -> Arrays:
     return arrays
 
 
-def _turned_arrays(sums: Sums) -> Arrays:
+def _transposed_arrays(sums: Sums) -> Arrays:
     """A vector of channels: the results, what is read or, later, the results as lines."""
 
     def arrays(band: Sequence[int]) -> dict[str, int]:

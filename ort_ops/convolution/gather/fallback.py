@@ -10,7 +10,7 @@ from onnx_backprop.ort_ops.compiler.llvm import stack
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
-from onnx_backprop.ort_ops.convolution.gather.pixels import write_turned
+from onnx_backprop.ort_ops.convolution.gather.pixels import write_transposed
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
 from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, dot, nth, turn_box, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
@@ -75,4 +75,4 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
                 for done in range(cells):
                     write_run(kind, out, at + dot(nth(own, done), step), 1, results, done * COLUMNS, columns)
             else:
-                write_turned(p, out, at, step, own, columns, results, COLUMNS, lines)
+                write_transposed(p, out, at, step, own, columns, results, COLUMNS, lines)

@@ -19,14 +19,14 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, compiled, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, stack
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.depthwise.channels import gather_depthwise_cells, gather_depthwise_turned
+from onnx_backprop.ort_ops.convolution.depthwise.channels import gather_depthwise_cells, gather_depthwise_transposed
 from onnx_backprop.ort_ops.convolution.depthwise.planes import gather_depthwise
 from onnx_backprop.ort_ops.convolution.gather.fallback import gather_far
 from onnx_backprop.ort_ops.convolution.gather.panels import gather_panels
 from onnx_backprop.ort_ops.convolution.gather.pixels import gather_cells
 from onnx_backprop.ort_ops.convolution.gather.planes import gather_planes, tap_of
 from onnx_backprop.ort_ops.runtime.stages import stage
-from onnx_backprop.ort_ops.vector.boxes import nth, turn_rows
+from onnx_backprop.ort_ops.vector.boxes import nth, transpose_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 from onnx_backprop.ort_ops.vector.registers import copy_rows, fetch
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
@@ -65,7 +65,7 @@ def _pack(call, p, unit, _scratch):
             _fetch(at, max(together, _AHEAD), together, w_s, w_out, span, count)
             for i in range(0, width, VECTOR):
                 rows, of_channels = max(0, min(VECTOR, count - i)), at + 4 * min(i, count - 1) * w_out
-                turn_rows(turned + 4 * i, 4 * _PITCH, of_channels, 4 * w_out, rows, (some - 1) * w_s + span)
+                transpose_rows(turned + 4 * i, 4 * _PITCH, of_channels, 4 * w_out, rows, (some - 1) * w_s + span)
             for tap in range(taps):
                 place, to = tap_of(p, phase, tap).weight - low, target + 4 * (tap * channels + c) * width
                 _copy_channels(to, width, turned + 4 * _PITCH * place, _PITCH * w_s, some, channels - c, width)
@@ -154,5 +154,5 @@ PANELS = _strategy("panels", gather_panels, packs=True)
 PIXELS = _strategy("pixels", gather_cells, packs=True)
 DEPTHWISE = _strategy("depthwise", gather_depthwise)
 DEPTHWISE_CHANNELS = _strategy("depthwise_channels", gather_depthwise_cells)
-DEPTHWISE_TRANSPOSED = _strategy("depthwise_transposed", gather_depthwise_turned)
+DEPTHWISE_TRANSPOSED = _strategy("depthwise_transposed", gather_depthwise_transposed)
 FALLBACK = _strategy("fallback", gather_far, tiled=True)

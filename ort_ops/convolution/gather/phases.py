@@ -45,11 +45,11 @@ class Reach:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums of one plan, and what decides how they are computed; `turned`: NCX data as cells."""
+    """The sums of one plan, and what decides how they are computed; `as_cells`: of NCX data, as of NXC."""
 
     head: Gather
     phases: list[Phase]
-    turned: bool
+    as_cells: bool
 
     @property
     def c(self) -> Correlation:
@@ -68,7 +68,7 @@ class Sums:
     @property
     def cells(self) -> bool:
         """Whether output channels, not cells, are the columns of the product."""
-        return self.c.last or self.turned
+        return self.c.last or self.as_cells
 
     @property
     def blocked(self) -> bool:

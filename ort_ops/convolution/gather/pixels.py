@@ -32,7 +32,7 @@ def _band(call, p, n, group, cell, size, band):
     length, stride = p.c.source_length, source.cells
     corner, box = cell * p.step + p.low, read_by(size, p.step, p.low, p.high)
     data, first, pitch = call.inputs[0], image_of(source, n, group * channels), p.pitch
-    if p.turned:
+    if p.as_cells:
         turn_box(kind, band, pitch, data, first, channels, source.c, stride, corner, box, length)
     else:
         if kind == F32 and 4 * stride[2] % _ALIAS != 0 and within(corner, box, length):
@@ -65,8 +65,8 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
             out = call.output
             places = (cell, phase, segments, chosen)
             _tiles(p, out, at, step, own, columns, data, stride, panel, taps, places, values, rows, tile, results)
-            if p.turned:
-                write_turned(p, out, at, step, own, columns, results, COLUMNS, lines)
+            if p.as_cells:
+                write_transposed(p, out, at, step, own, columns, results, COLUMNS, lines)
             segments += 16 * (taps // phase.run)
 
 
@@ -96,7 +96,7 @@ def _reaching(p, taps, places, first, last):
 @inner
 def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, values, rows, tile, results):
     """All cells of one phase, by some output channels: into the output or, turned, into `results`."""
-    kind, turned, apart = p.kind, p.turned, p.step * stride
+    kind, turned, apart = p.kind, p.as_cells, p.step * stride
     run, channels = places[1].run, p.c.s
     taps //= run
     steps, from_step = run * channels, 4
@@ -142,7 +142,7 @@ def _next(cell, size):
 
 
 @inner
-def write_turned(p, out, at, step, size, columns, results, pitch, lines):
+def write_transposed(p, out, at, step, size, columns, results, pitch, lines):
     """Cells by channels, `pitch` floats from cell to cell, into the output's channels by cells.
 
     lines: scratch for a vector of channels.

@@ -40,9 +40,9 @@ def forward(c: problem.Correlation, kind: int, *, bias: int = 0) -> Plan:
 
 
 def _sums(head: par.Gather, phases: list[Phase]) -> Sums:
-    sums = Sums(head, phases, turned=False)
+    sums = Sums(head, phases, as_cells=False)
     pays = bands.lanes_pay if sums.depthwise else bands.turning_pays
-    sums = replace(sums, turned=not sums.c.last and pays(sums))
+    sums = replace(sums, as_cells=not sums.c.last and pays(sums))
     if sums.in_runs and not sums.cells:
         return replace(sums, phases=[sorted_by_residue(phase, sums.steps) for phase in phases])
     return sums
@@ -69,7 +69,7 @@ def _gather(sums: Sums) -> Plan:
         low=sums.reach.low,
         high=sums.reach.high,
         tile=sums.tile,
-        turned=sums.turned,
+        as_cells=sums.as_cells,
         pitch=copy.pitch,
         all_taps=sums.all_taps,
     )
@@ -109,7 +109,7 @@ def _strategy(sums: Sums, *, panels: bool) -> Exported:
     if sums.depthwise:
         if sums.c.last:
             return gather_kernel.DEPTHWISE_CHANNELS
-        return gather_kernel.DEPTHWISE_TRANSPOSED if sums.turned else gather_kernel.DEPTHWISE
+        return gather_kernel.DEPTHWISE_TRANSPOSED if sums.as_cells else gather_kernel.DEPTHWISE
     return gather_kernel.PIXELS if sums.cells else gather_kernel.PANELS if panels else gather_kernel.PLANES
 
 

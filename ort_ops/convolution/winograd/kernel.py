@@ -33,7 +33,7 @@ from onnx_backprop.ort_ops.convolution.winograd.rows import (
 )
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
-from onnx_backprop.ort_ops.vector.boxes import dot, turn_rows
+from onnx_backprop.ort_ops.vector.boxes import dot, transpose_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.registers import copy_rows, fetch
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
@@ -138,10 +138,10 @@ def _pack_tile(call, p, group, tile, target):
             for i in range(0, cells, run):
                 at, some = (i // edge + p.front[1]) * line + p.front[2], start + lane * w_out + i * w_x
                 if w_x > 0:
-                    turn_rows(kernels + 4 * (at * WIDE + lane), 4 * WIDE, source + 4 * some, 4 * w_out, rows, run)
+                    transpose_rows(kernels + 4 * (at * WIDE + lane), 4 * WIDE, source + 4 * some, 4 * w_out, rows, run)
                 else:  # mirrored: the last cell comes first
                     last = kernels + 4 * ((at + run - 1) * WIDE + lane)
-                    turn_rows(last, -4 * WIDE, source + 4 * (some - run + 1), 4 * w_out, rows, run)
+                    transpose_rows(last, -4 * WIDE, source + 4 * (some - run + 1), 4 * w_out, rows, run)
         for i in range(0 if lies_dense else cells):
             at = (i // edge + p.front[1]) * line + i % edge + p.front[2]
             scatter_run(kind, kernels, at * WIDE, 1, source, start + i // edge * w_y + i % edge * w_x, w_out, count)

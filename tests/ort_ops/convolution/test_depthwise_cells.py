@@ -122,7 +122,7 @@ def test_which_channels_are_turned_into_lanes(rng) -> None:
     def is_turned(channels: int, lengths: tuple[int, int], **changes: Any) -> bool:
         case = (1, channels, lengths, (3, 3), {"data_format": "NCX"} | changes)
         attrs, (x, w, _) = operands(case, rng)
-        return numbers(Shapes("Convolution", attrs, (x.shape, w.shape)).plan("f32"), par.Gather).turned
+        return numbers(Shapes("Convolution", attrs, (x.shape, w.shape)).plan("f32"), par.Gather).as_cells
 
     assert is_turned(VECTOR, (9, VECTOR))
     assert not is_turned(VECTOR, (9, 2 * VECTOR)), "rows are long and dense"
