@@ -105,13 +105,13 @@ class GradientExplanation:
             lines += ["", *table(("operator", "node", "gradient", "by", ""), nodes)]
         if self.refusal:
             lines += ["", f"refused: {self.refusal}"]
-        lines += ["", self._told()]
+        lines += ["", self._summary()]
         return wrapped("\n".join(lines))
 
     def _counts(self) -> Counter[str]:
         return Counter(node.status for node in self.nodes)
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         counts = ", ".join(f"{count} {status}" for status, count in self._counts().items())
         reached = sum(variable.reached for variable in self.variables)
         verdict = "converts" if self.ok else "does not convert"
@@ -120,11 +120,11 @@ class GradientExplanation:
 
     def __repr__(self) -> str:
         """Whether it converts and how many nodes are served, in one line."""
-        return f"<GradientExplanation: {self._told()}>"
+        return f"<GradientExplanation: {self._summary()}>"
 
     def html(self) -> str:
         """The tables as a part of a page."""
-        told = Verdict("converts" if self.ok else self.refusal or "does not convert", self.ok)
+        verdict = Verdict("converts" if self.ok else self.refusal or "does not convert", self.ok)
         counts = [(status, Bar(str(n), n / len(self.nodes))) for status, n in self._counts().most_common()]
         variables = [
             (v.name, Verdict("yes", True) if v.reached else Verdict("no", None), v.why) for v in self.variables
@@ -132,7 +132,7 @@ class GradientExplanation:
         nodes = [(n.op, n.node, Verdict(n.status, _GOOD.get(n.status)), n.by, n.why) for n in self.nodes]
         return "".join(
             (
-                pages.table((), [(told,)]),
+                pages.table((), [(verdict,)]),
                 pages.table(("gradient", "nodes"), counts),
                 *([f"<h2>Tensors</h2><p>{pages.text(rows.counted(self.tensors))}</p>"] if self.tensors else []),
                 *(f"<p>{pages.text(remark)}</p>" for remark in self.remarks),
@@ -195,15 +195,15 @@ def explain_gradients(
         taken = taken or [v for v in variables if not v.is_initializer()]
     path = find_path(graph, targets, [v for v in variables if is_float(v) and v not in left_out])
     explainer = _Explainer(ir_model, path, set(find_path(graph, targets, taken).nodes))
-    told = [
+    explanations = [
         VariableExplanation(str(v.name), False, f"{left_out[v]}, which wrt can name")
         if v in left_out
         else _variable(v, graph, targets, path, asked=wrt is not None)
         for v in variables
     ]
-    result = GradientExplanation(tuple(told), tuple(explainer.nodes(variables)), by_default=wrt is None)
+    result = GradientExplanation(tuple(explanations), tuple(explainer.nodes(variables)), by_default=wrt is None)
     if wrt is None:
-        tensors = _rows(variables, told, choice)
+        tensors = _rows(variables, explanations, choice)
         result = replace(
             result, tensors=tuple(tensors), remarks=tuple(filter(None, (doubts(choice, ()), missing(graph))))
         )
@@ -213,9 +213,11 @@ def explain_gradients(
     )
 
 
-def _rows(variables: Sequence[ir.Value], told: Sequence[VariableExplanation], choice: Choice) -> Iterator[rows.Row]:
+def _rows(
+    variables: Sequence[ir.Value], explanations: Sequence[VariableExplanation], choice: Choice
+) -> Iterator[rows.Row]:
     """The tensors of the file, as `TrainingGraph.rows` has them."""
-    for value, explained in zip(variables, told, strict=True):
+    for value, explained in zip(variables, explanations, strict=True):
         if value.is_initializer() and value.const_value is not None:
             name, module = str(value.name), origin_of(value).name
             state = rows.TRAINED if explained.reached else choice.left_out.get(value, explained.why)
@@ -270,14 +272,14 @@ class _Explainer:
                 result.append(self._on_path(node))
             elif node in self.path.stops:
                 stop = self.path.stops[node]
-                result.append(self._told(node, REFUSED if stop.refused else STOPS, stop.reason))
+                result.append(self._explanation(node, REFUSED if stop.refused else STOPS, stop.reason))
             else:
-                result.append(self._told(node, ASIDE, "no output asked for depends on it"))
+                result.append(self._explanation(node, ASIDE, "no output asked for depends on it"))
             if node not in self.path.stops:
                 influenced.update(v for v in node.outputs if v in self.path.active or is_float(v))
         return result
 
-    def _told(self, node: ir.Node, status: str, why: str = "", by: str = "") -> NodeExplanation:
+    def _explanation(self, node: ir.Node, status: str, why: str = "", by: str = "") -> NodeExplanation:
         version = registry.version_of(node, self.opsets)
         name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         title = f"{name}-{version}" if version else name
@@ -295,12 +297,12 @@ class _Explainer:
             seeds = {y: _like(y) for y in node.outputs if y in self.path.active}
             gradients = walk_back(alone, seeds, op, self.opsets)
         except UnsupportedOpError as e:
-            return self._told(node, MISSING, f"{'; '.join(e.operators)} has no gradient rule")
+            return self._explanation(node, MISSING, f"{'; '.join(e.operators)} has no gradient rule")
         except OnnxBackpropError as e:
-            return self._told(node, REFUSED, e.message, by)
+            return self._explanation(node, REFUSED, e.message, by)
         lost = [str(v.name) for v in node.inputs if v in self.path.active and v not in gradients]
         why = f"its rule gives no gradient to {', '.join(lost)}" if lost else ""
-        return self._told(node, SERVED, why, by)
+        return self._explanation(node, SERVED, why, by)
 
 
 def _like(y: ir.Value) -> ir.Value:

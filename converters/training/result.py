@@ -244,16 +244,16 @@ class TrainingGraph:
         if kept := self.options.frozen_statistics:
             shown = ", ".join(kept[:_SHOWN]) + (f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else "")
             lines.append(printable(f"BatchNormalization in inference mode, being frozen: {shown}"))
-        if told := self.memory_told():
-            lines.append(f"activations: {told}")
+        if memory := self.memory_summary():
+            lines.append(f"activations: {memory}")
         if blocks := self.options.blocks:
-            told = ", ".join(f"{name} in blocks of {rows} rows at most" for name, rows in blocks.items())
-            lines.append(printable(f"last product and loss: {told}; logits are whole only where they are asked for"))
+            parts = ", ".join(f"{name} in blocks of {rows} rows at most" for name, rows in blocks.items())
+            lines.append(printable(f"last product and loss: {parts}; logits are whole only where they are asked for"))
         if any(what not in NEVER_TRAINED for what in self.left_out.values()):
             lines.append("A name that is written out in `trainable` is trained all the same.")
         return [wrapped(line) for line in lines]
 
-    def memory_told(self) -> str:
+    def memory_summary(self) -> str:
         """What is expected of a budget of memory, in one sentence; nothing where there is none."""
         from onnx_backprop.converters.recompute.memory import describe  # for which onnx_ir is imported
 
@@ -275,8 +275,8 @@ class TrainingGraph:
 
     def html(self) -> str:
         """The summary as a part of a page."""
-        told = "".join(f"<p>{pages.text(line)}</p>" for line in self.totals())
-        return told + table.page(self.rows())
+        totals = "".join(f"<p>{pages.text(line)}</p>" for line in self.totals())
+        return totals + table.page(self.rows())
 
     def _repr_html_(self) -> str:
         """For notebooks."""

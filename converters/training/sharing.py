@@ -30,8 +30,8 @@ def tie(graph: ir.Graph, pairs: Ties) -> None:
         a, b = pick(pair, stored, argument="tie", what="an initializer")
         first, second = (np.asarray(v.const_value.numpy()) for v in (a, b) if v.const_value is not None)
         same = first.dtype == second.dtype and np.array_equal(first, second)
-        turned = first.ndim == 2 and first.dtype == second.dtype and np.array_equal(first.T, second)
-        if not same and not turned:
+        transposed = first.ndim == 2 and first.dtype == second.dtype and np.array_equal(first.T, second)
+        if not same and not transposed:
             raise InvalidArgumentError(
                 f"{a.name!r} {first.dtype}{list(first.shape)} and {b.name!r} {second.dtype}{list(second.shape)} "
                 "hold different numbers. Tie copies of one tensor, or of its transpose",
@@ -81,13 +81,13 @@ def shared(values: Collection[ir.Value]) -> dict[str, list[str]]:
 
 def describe_shared(found: dict[str, list[str]]) -> str:
     """A sentence about them."""
-    told: list[str] = []
+    texts: list[str] = []
     for name, readers in list(found.items())[:_SHOWN]:
         more = f" and {len(readers) - _SHOWN} more" if len(readers) > _SHOWN else ""
-        told.append(f"{name!r} is read by {', '.join(readers[:_SHOWN])}{more}")
+        texts.append(f"{name!r} is read by {', '.join(readers[:_SHOWN])}{more}")
     rest = f"; and {len(found) - _SHOWN} more tensors" if len(found) > _SHOWN else ""
     return (
-        f"trained as one, since the file holds one tensor of equal numbers for several places: {'; '.join(told)}"
+        f"trained as one, since the file holds one tensor of equal numbers for several places: {'; '.join(texts)}"
         f"{rest}. Where an exporter merged them, untie=True gives each its own"
     )
 

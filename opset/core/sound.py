@@ -159,8 +159,10 @@ def _check_node(node: NodeProto) -> None:
     if node.op_type == "If" and node.domain in _TEXTUAL:
         branches = {a.name: len(a.g.output) for a in node.attribute if a.HasField("g")}
         if branches != dict.fromkeys(("then_branch", "else_branch"), len(node.output)):
-            told = ", ".join(f"{name} of {count}" for name, count in branches.items())
-            raise _invalid(node, f"expected a then_branch and an else_branch of {len(node.output)} outputs, got {told}")
+            counts = ", ".join(f"{name} of {count}" for name, count in branches.items())
+            raise _invalid(
+                node, f"expected a then_branch and an else_branch of {len(node.output)} outputs, got {counts}"
+            )
     if not all(one.configuration_id for one in node.device_configurations):
         raise _invalid(node, "a device configuration has no configuration_id")
     if node.op_type == "Constant" and node.domain in _TEXTUAL:

@@ -65,8 +65,8 @@ def _misread(graph: GraphProto) -> set[str]:
             with np.errstate(over="ignore"):
                 product = np.float32(length) * np.float32(scale)
             if not (scale > 0 and np.isfinite(product)):
-                told = [float(s) for s in scales]
-                message = f"expected scales above 0 that leave lengths, got {told}"
+                values = [float(s) for s in scales]
+                message = f"expected scales above 0 that leave lengths, got {values}"
                 raise InvalidModelError(message, op_type="Resize", node=called(node))
             if inferred != int(product):
                 result.add(node.output[0])

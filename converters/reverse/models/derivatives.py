@@ -48,7 +48,7 @@ def derivatives(model: ModelProto | ir.Model | str | Path) -> tuple[Derivative, 
 def record(model: ir.Model, made: Derivative) -> None:
     """Note a derivative in a model's metadata, behind those that it has already."""
     before = _read(model.metadata_props.get(METADATA, ""))
-    said = [{field: told for field, told in vars(one).items() if told is not False} for one in (*before, made)]
+    said = [{field: value for field, value in vars(one).items() if value is not False} for one in (*before, made)]
     model.metadata_props[METADATA] = json.dumps(said, separators=(",", ":"))
 
 
