@@ -80,7 +80,7 @@ def plan(path: GradientPath, opsets: dict[str, int]) -> list[NodePlan]:
             "`onnx-backprop ops` lists the operators that have one; leave these nodes out of the path with `wrt` and "
             "`of`, let no gradient pass them with `stop`, or give an operator of a domain of your own a rule with "
             "onnx_backprop.register_gradient('domain::Name')",
-            sorted(missing),
+            tuple(sorted(missing)),
         )
     return plans
 

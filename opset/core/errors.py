@@ -20,7 +20,6 @@ terminal would obey is escaped in it and what would fill the screen is cut, see 
 import inspect
 import re
 import warnings
-from collections.abc import Iterable
 
 _WORD, _LINE = 400, 4000  # characters
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
@@ -84,7 +83,7 @@ class UnsupportedError(OnnxBackpropError, NotImplementedError):
 class UnsupportedOpError(UnsupportedError):
     """No gradient rule for an operator; the message and `operators` list every such operator of the model at once."""
 
-    def __init__(self, message: str, operators: Iterable[str] = ()) -> None:
+    def __init__(self, message: str, operators: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.operators = tuple(map(printable, operators))
 
