@@ -174,15 +174,22 @@ def _each(cases: Sequence[Fused], arrays: Iterable[T]) -> list[list[T]]:
 
 
 def check_gradient(model: ModelProto, feeds: Mapping[str, np.ndarray], wrt: Sequence[str]) -> None:
-    """The gradient of one model, without its outputs."""
-    check_each([Fused("", model, feeds, wrt)], lambda cases: _gradients_of(cases, joined([model])), _check_along)
+    """`check_all_gradients` of one model."""
+    check_all_gradients([Fused("", model, feeds, wrt)])
 
 
-def _gradients_of(
-    cases: Sequence[Fused], model: ModelProto, written_out: ModelProto | None = None
-) -> list[list[Along]]:
+def check_all_gradients(cases: Sequence[Fused]) -> None:
+    """The gradients of models of one opset in their form, without their outputs."""
+    check_each(cases, _gradients_in_their_form, _check_along)
+
+
+def _gradients_in_their_form(cases: Sequence[Fused]) -> list[list[Along]]:
+    model = joined([case.model for case in cases])
+    return _gradients_of(cases, model, expanded(model))
+
+
+def _gradients_of(cases: Sequence[Fused], model: ModelProto, written_out: ModelProto) -> list[list[Along]]:
     """<dy, F(x + h·v) - F(x - h·v)> / 2h = <dx, v>, F being what the models are written out as, in float64."""
-    written_out = written_out or expanded(model)
     forward = ReferenceEvaluator(with_float_type(written_out, TensorProto.DOUBLE), new_ops=[MatMulNBits])
     coarse = {node.output[0].split("/")[0] for node in written_out.graph.node if node.op_type in COARSELY}
     feeds = _together(cases)
