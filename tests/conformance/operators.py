@@ -136,8 +136,8 @@ def verdicts(chosen: Sequence[Case], form: str) -> list[str]:
             alone = False
         except (Exception, pytest.fail.Exception):  # noqa: BLE001 - which one it is, and why, says each alone
             alone = True
-        for one in chosen[begin : begin + BATCH]:
-            result.append(verdict(one, form) if alone else _expected(one, form))
+        judge = verdict if alone else _expected
+        result += [judge(one, form) for one in chosen[begin : begin + BATCH]]
     return result
 
 

@@ -158,9 +158,7 @@ def _check_written(case: Fused, answer: Written) -> None:
 
 def _check_along(_: Fused, gradients: Sequence[Along]) -> None:
     for one in gradients:
-        assert abs(one.got - one.expected) <= one.allowed, (
-            f"{one.name}: expected {one.expected:.8g}, got {one.got:.8g}"
-        )
+        assert abs(one.got - one.expected) <= one.allowed, f"{one.name}: expected {one.expected:.8g}, got {one.got:.8g}"
 
 
 def _together(cases: Sequence[Fused]) -> dict[str, np.ndarray]:
@@ -335,7 +333,9 @@ def _kernel_gradients(kernels: Sequence[Kernel], tolerance: float = 2e-3) -> lis
             for name in cases[n].wrt:
                 exact, got = found[f"{n}/{name}"], answers[f"{k}/{name}"].astype(np.float64)
                 allowed = 2e-2 * (float(np.linalg.norm(exact)) + 1e-3)
-                result[n].append(Along(f"float16, {name}: the distance", float(np.linalg.norm(got - exact)), 0, allowed))
+                result[n].append(
+                    Along(f"float16, {name}: the distance", float(np.linalg.norm(got - exact)), 0, allowed)
+                )
     return result
 
 
