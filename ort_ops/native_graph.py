@@ -31,9 +31,13 @@ def lower(
 
     Errors: InvalidModelError for a model that is not sound; what `use_kernels` raises.
     """
-    if kernels is None:
-        return NativeGraph(model)
-    model = load(model, mapped=True)
+    return NativeGraph(model) if kernels is None else lower_sound(load(model, mapped=True), kernels, ends, updates)
+
+
+def lower_sound(
+    model: ModelProto, kernels: str, ends: Collection[str] = (), updates: Mapping[str, str] | None = None
+) -> NativeGraph:
+    """`lower` of a model that `load` has checked."""
     if kernels == "native":
         return native(model, ends, updates)
     attach_kernels(model, kernels)

@@ -29,7 +29,7 @@ from onnx_backprop.opset.core.signals import Deferred, surface
 from onnx_backprop.opset.functions.half import holds_half, without
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
-from onnx_backprop.ort_ops.native_graph import lower
+from onnx_backprop.ort_ops.native_graph import lower_sound
 from onnx_backprop.ort_ops.weights import give_values
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def session(
             model = whole(model)
         kernels = kernels_on(options, kernels)
         model = deepcopy(model) if kernels is not None or mapped else model
-        model = lower(model, kernels).model
+        model = model if kernels is None else lower_sound(model, kernels).model
         weights = give_values(model, options)
         source = serialized(model)
     else:

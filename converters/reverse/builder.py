@@ -68,11 +68,12 @@ class Builder:
                     dtype = element_type(next(v for v in inputs if isinstance(v, ir.Value) and v.dtype is None))
                 value = self.constant(array.astype(dtype.numpy()))
             values.append(value)
-        bound = types.bind(values)
+        if any(value is not given for value, given in zip(values, inputs, strict=True)):
+            bound = types.bind(values)
         while values and values[-1] is None:
             values.pop()
         given = {k: v.value if isinstance(v, ir.DataType) else v for k, v in attributes.items() if v is not None}
-        given = {k: v for k, v in given.items() if not types.is_default(k, v)}
+        given = {k: _attribute(k, v) for k, v in given.items() if not types.is_default(k, v)}
         if op_type == "Reshape" and (lengths := constant_value(values[1])) is not None and lengths.all():
             given.pop("allowzero", None)
         name = self.unique(f"{self.prefix}/{op_type}")
@@ -106,7 +107,7 @@ class Builder:
             if array.dtype == np.int64 and array.ndim == 1 and array.size:  # half the bytes of a tensor, and legible
                 value = self.Constant(value_ints=array.tolist())
             else:
-                value = self.Constant(value=ir.tensor(array))
+                value = self.Constant(value=ir.Tensor(array))
             value.dtype, value.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
             self._constants[key] = value
         return self._constants[key]
@@ -232,6 +233,15 @@ class Builder:
         stretched = self.And(self.Equal(small, 1), self.Not(self.Equal(large, 1)))
         axes = self.Squeeze(self.NonZero(stretched), [0])
         return self.ReduceSum(g, axes, keepdims=1, noop_with_empty_axes=1)
+
+
+def _attribute(name: str, value: Any) -> Any:
+    """An attribute of the two kinds that onnx_ir takes long to tell, by its protocols; others as they are."""
+    if isinstance(value, ir.Tensor):
+        return ir.AttrTensor(name, value)
+    if isinstance(value, list | tuple) and value and all(type(n) is int for n in value):
+        return ir.AttrInt64s(name, value)
+    return value
 
 
 class _Domain:

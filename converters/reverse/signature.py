@@ -33,8 +33,8 @@ class Signature:
         """What each type variable stands for with these inputs; None: a value whose type is unknown decides it."""
         bound: dict[str, ir.DataType | None] = {}
         for index, value in enumerate(values):
-            if isinstance(value, ir.Value) and self.variable(index):
-                bound[self.variable(index)] = bound.get(self.variable(index)) or value.dtype
+            if isinstance(value, ir.Value) and (variable := self.variable(index)):
+                bound[variable] = bound.get(variable) or value.dtype
         return bound
 
     def of_number(self, index: int, bound: Bound, *, whole: bool) -> ir.DataType | None:

@@ -33,6 +33,7 @@ _AT_LEAST = {"kernel_shape": 1, "strides": 1, "dilations": 1, "group": 1, "num_g
 _AT_LEAST |= {"pads": -(2**31), "output_shape": 0}
 _HIGHEST = 2**31
 _EQUATION = re.compile(rb"[A-Za-z,.>\s-]*")
+_KINDS, _ELEMENTS = frozenset(AttributeProto.AttributeType.values()), frozenset(TensorProto.DataType.values())
 _Key = tuple[str, str, str]
 
 
@@ -148,7 +149,7 @@ def _invalid(node: NodeProto, message: str) -> InvalidModelError:
 def _check_node(node: NodeProto) -> None:
     textual = node.domain in _TEXTUAL and node.op_type != "Constant"
     for attribute in node.attribute:
-        if not attribute.type or attribute.type not in AttributeProto.AttributeType.values():
+        if not attribute.type or attribute.type not in _KINDS:
             raise _invalid(node, f"attribute {attribute.name!r} has type {attribute.type}, which is none of ONNX")
         if textual and any(isinstance(_as_text(s), bytes) for s in (attribute.s, *attribute.strings)):
             raise _invalid(node, f"attribute {attribute.name!r} is no UTF-8 text")
@@ -203,7 +204,7 @@ def _as_text(value: bytes) -> str | bytes:
 
 def _check_tensor(tensor: TensorProto) -> None:
     """As many numbers as the dims say, where they lie in the model itself."""
-    if tensor.data_type not in TensorProto.DataType.values() or not tensor.data_type:
+    if tensor.data_type not in _ELEMENTS or not tensor.data_type:
         raise InvalidModelError(f"tensor {tensor.name!r} has element type {tensor.data_type}, which is none of ONNX")
     if tensor.HasField("segment"):
         raise InvalidModelError(f"tensor {tensor.name!r} is a segment of one, which ONNX tools do not read")

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from onnx import ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.mapped import PROTO_LIMIT
 from onnx_backprop.opset.core.op import DOMAIN, Op
 from onnx_backprop.opset.functions.long_vectors import infer_shapes
 from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
+from onnx_backprop.opset.graphs.walk import all_nodes
+
+
+def own_nodes(owner: ModelProto | GraphProto | FunctionProto) -> Iterator[NodeProto]:
+    """Every node of our domain, in subgraphs and functions too."""
+    return (node for node in all_nodes(owner) if node.domain == DOMAIN)
 
 
 def domain_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Scope]]:
-    """Every node of our domain, in the main graph, its subgraphs and in functions, with what it can see."""
+    """`own_nodes` with what each can see."""
     for owner in (model.graph, *model.functions):
-        for graph, scope in scoped_graphs(owner):
+        for graph, scope in scoped_graphs(owner) if any(own_nodes(owner)) else ():
             yield from ((node, scope) for node in graph.node if node.domain == DOMAIN)
 
 

@@ -7,7 +7,7 @@ the graph stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from onnx_backprop.opset.functions.numpy import NUMBA_DOMAIN, NUMPY_DOMAIN, pyth
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.functions.protos import named_outputs, present_inputs
-from onnx_backprop.opset.functions.scope import domain_nodes, infer_missing
+from onnx_backprop.opset.functions.scope import domain_nodes, infer_missing, own_nodes
 from onnx_backprop.opset.graphs.edit import add_import, assign, copied
 from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.scope import Scope
@@ -55,7 +55,7 @@ def attach_kernels(result: ModelProto, kernels: str) -> None:
     """`use_kernels` of a model that is sound, in place."""
     check_kernels(kernels)
     assign(result.functions, [f for f in result.functions if f.domain != DOMAIN])
-    for node, _ in domain_nodes(result):
+    for node in own_nodes(result):
         node.overload = ""
     if kernels == "onnx":
         infer_missing(result, BY_NAME)
@@ -81,7 +81,7 @@ def attach_kernels(result: ModelProto, kernels: str) -> None:
 
 def _leave_out_unstated(functions: Sequence[FunctionProto], model: ModelProto) -> None:
     """Take out of interfaces the optional attributes that no node states: bodies in standard operators ask for none."""
-    stated = {(node.op_type, a.name) for node, _ in domain_nodes(model) for a in node.attribute}
+    stated = {(node.op_type, a.name) for node in own_nodes(model) for a in node.attribute}
     for function in functions:
         assign(function.attribute_proto, [a for a in function.attribute_proto if (function.name, a.name) in stated])
 
@@ -94,10 +94,19 @@ class _Bodies:
         self._build = build
         self._opset = opset
         self._overloads: dict[bytes, str] = {}
+        self._alike: dict[Hashable, str] = {}  # nodes of which the same is known
         self._counts: dict[str, int] = {}
 
     def overload(self, op: Op, node: NodeProto, scope: Scope) -> str:
         """The overload that a node has to call."""
+        stated = tuple(a.SerializeToString(deterministic=True) for a in node.attribute)
+        types = tuple(map(scope.element_type, node.input)), tuple(map(scope.states_type, node.output))
+        alike = op.name, stated, tuple(_args(op, node, scope)), types, tuple(map(bool, node.output))
+        if alike not in self._alike:
+            self._alike[alike] = self._overload(op, node, scope)
+        return self._alike[alike]
+
+    def _overload(self, op: Op, node: NodeProto, scope: Scope) -> str:
         function = self._build(op, node, scope, self._opset)
         key = function.SerializeToString(deterministic=True)
         if key not in self._overloads:

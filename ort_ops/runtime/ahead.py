@@ -125,11 +125,9 @@ def repeatable(model: object) -> bool:
         return False
     functions = {(function.domain, function.name) for function in model.functions}
     return all(
-        not any(word in node.op_type for word in _TWICE)
-        and (
-            node.domain in _KNOWN or (node.domain, node.op_type) in functions or node.op_type.startswith(NATIVE_PREFIX)
-        )
-        for node in all_nodes(model)
+        not any(word in op_type for word in _TWICE)
+        and (domain in _KNOWN or (domain, op_type) in functions or op_type.startswith(NATIVE_PREFIX))
+        for domain, op_type in {(node.domain, node.op_type) for node in all_nodes(model)}
     )
 
 

@@ -30,10 +30,10 @@ import onnx_backprop as ob
 OPERATORS = ("Conv", "ConvTranspose")
 RANDOM_CASES = 4400  # per operator, besides the grid over one axis
 TOLERANCE = 2e-5  # of the sum of the magnitudes
-# Nodes per model. A session costs little beside a node's work on route "numpy"; the many small nodes of the other
-# bodies take onnxruntime a time that grows faster than their number.
-BATCHES = {"numpy": 64}
-OTHERWISE = 2
+# Nodes per model. A session costs more than a node; the many small nodes of the bodies in standard operators take
+# onnxruntime a time that grows faster than their number.
+BATCHES = {"onnx": 32}
+OTHERWISE = 64
 # How much of the shapes is known at conversion: everything; all but X's batch and spatial lengths; all but those and
 # the kernel's lengths; nothing, not even the ranks of X and W.
 KNOWN = ("all", "weights", "channels", "nothing")

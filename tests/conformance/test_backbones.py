@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper
 import onnx_backprop as ob
 from tests.conformance import backbones
 
-CHAIN = 20_000
+CHAIN = 5_000
 KINDS = ("Relu", "Tanh", "Mul", "Add", "Sigmoid")
 
 
@@ -64,8 +64,11 @@ def seconds(count: int) -> float:
 
 
 def test_a_long_chain_converts_in_linear_time() -> None:
-    short, long = seconds(CHAIN // 4), seconds(CHAIN)
-    assert long < 10 * short, f"{CHAIN} nodes: {long:.1f} s, a quarter of them: {short:.1f} s"
+    """With c·n + q·n² seconds, q may be 1 / 5000 of c at most: the ratio is 4 without, 16 for a square alone."""
+    short, long = min(seconds(CHAIN // 4) for _ in range(2)), seconds(CHAIN)
+    if long >= 6.4 * short:  # other processes may have slowed it
+        long = seconds(CHAIN)
+    assert long < 6.4 * short, f"{CHAIN} nodes: {long:.1f} s, a quarter of them: {short:.1f} s"
 
 
 def test_the_gradient_of_a_chain_is_right() -> None:

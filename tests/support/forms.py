@@ -86,14 +86,21 @@ def same(case: Form, answers: tuple[list[np.ndarray], list[np.ndarray]]) -> None
         np.testing.assert_allclose(ours, theirs, rtol=close, atol=close, err_msg=str(case), strict=True)
 
 
-def gradients(
-    cases: Sequence[Form], *, kernels: Any, dynamic: bool = False
-) -> tuple[list[Feeds], list[list[np.ndarray]]]:
-    """What backward gives, case by case, and the random dy of each output, 0 where the kernel writes nothing."""
-    rng = np.random.default_rng(1)
+Gradients = tuple[list[Feeds], list[list[np.ndarray]]]
+
+
+def gradients(cases: Sequence[Form], routes: Sequence[str], *, dynamic: bool = False) -> list[Gradients]:
+    """What backward gives on each route, case by case, and the random dy of outputs, 0 where the kernel writes nothing."""
     model = joined([case.model(dynamic=dynamic) for case in cases])
-    outputs = iter([value.name for value in model.graph.output])
-    graph = ob.backward(model, wrt=[f"{n}/{x}" for n, case in enumerate(cases) for x in case.wrt], kernels=kernels)
+    wrt = [f"{n}/{x}" for n, case in enumerate(cases) for x in case.wrt]
+    graph = ob.backward(model, wrt=wrt, kernels=routes[0])
+    outputs = [value.name for value in model.graph.output]
+    routed = (graph, *(ob.use_kernels(graph, route) for route in routes[1:]))
+    return [_gradients(cases, one, outputs) for one in routed]
+
+
+def _gradients(cases: Sequence[Form], graph: ModelProto, names: Sequence[str]) -> Gradients:
+    rng, outputs = np.random.default_rng(1), iter(names)
     told, fed, seeds = ob.derivatives(graph)[-1], feeds_of(cases), []
     for case in cases:
         kind = next(iter(case.feeds.values())).dtype
@@ -106,9 +113,12 @@ def gradients(
     return [{x: found[told.results[f"{n}/{x}"]] for x in case.wrt} for n, case in enumerate(cases)], seeds
 
 
-def slopes(cases: Sequence[Form], *, kernels: Any, dynamic: bool) -> list[dict[str, tuple[float, float, float]]]:
-    """By input: <dy, dF/dh(x + h·v)> of onnxruntime's own forward, <dx, v>, and the scale they are compared on."""
-    found, seeds = gradients(cases, kernels=kernels, dynamic=dynamic)
+def slopes(
+    cases: Sequence[Form], *, routes: Sequence[str], dynamic: bool
+) -> list[dict[str, tuple[float, float, float]]]:
+    """By input and route: <dy, dF/dh(x + h·v)> of onnxruntime's own forward, <dx, v>, and the scale to compare on."""
+    answers = gradients(cases, routes, dynamic=dynamic)
+    seeds = answers[0][1]  # the same on each route
     theirs, feeds, rng = (
         forward_session(joined([case.model() for case in cases])),
         feeds_of(cases),
@@ -136,9 +146,11 @@ def slopes(cases: Sequence[Form], *, kernels: Any, dynamic: bool) -> list[dict[s
         near, far = (np.subtract(at(h), at(-h)) / (2 * h) for h in (STEP, 2 * STEP))
         expected = (4 * near - far) / 3
         for n, name in moved.items():
-            gradient, v = found[n][name].astype(float), moves[n]
-            size = float(np.linalg.norm(gradient) * np.linalg.norm(v)) / np.sqrt(v.size) + abs(expected[n])
-            result[n][name] = float(expected[n]), float(np.sum(gradient * v)), size + noise[n] / STEP / TOLERANCE
+            for route, (found, _) in zip(routes, answers, strict=True):
+                gradient, v = found[n][name].astype(float), moves[n]
+                size = float(np.linalg.norm(gradient) * np.linalg.norm(v)) / np.sqrt(v.size) + abs(expected[n])
+                size += noise[n] / STEP / TOLERANCE
+                result[n][f"{name}, {route}"] = float(expected[n]), float(np.sum(gradient * v)), size
     return result
 
 

@@ -96,7 +96,10 @@ def gather_block_quantized(op: Composer) -> str:
         from_front = op.Where(op.Less(ids, 0), op.Add(ids, op.typed_as(ids, op.Squeeze(op.length(data, along)))), ids)
         at, blocks = op.Div(from_front, size), None
     else:
-        at = op.Mul(ids, 0) if op.known.length(scales, along) == 1 else ids  # one scale for all
+        count = op.known.length(scales, along)
+        at = op.Mul(ids, 0) if count == 1 else ids  # one scale for all
+        if count is None:
+            at = op.Mul(ids, op.typed_as(ids, op.Squeeze(op.Min(op.Sub(op.length(scales, along), 1), 1))))
     if points or packed:
         q = op.Sub(q, numbers(points, at, blocks) if points else op.number(float(1 << (bits - 1)), scales))
     rows = op.defined_by(chosen(scales, at), 0, SCALE)

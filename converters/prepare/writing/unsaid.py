@@ -37,8 +37,9 @@ def _foreign(graph: GraphProto) -> set[str]:
 
 def _text(type_: TypeProto) -> bytes:
     """A type, to be compared; lengths that have no name but a number are all the same."""
-    plain = copied(type_)
-    for dim in plain.tensor_type.shape.dim if plain.HasField("tensor_type") else ():
-        if is_nameless(dim.dim_param):
-            dim.Clear()
-    return plain.SerializeToString(deterministic=True)
+    if type_.HasField("tensor_type") and any(is_nameless(d.dim_param) for d in type_.tensor_type.shape.dim):
+        type_ = copied(type_)
+        for dim in type_.tensor_type.shape.dim:
+            if is_nameless(dim.dim_param):
+                dim.Clear()
+    return type_.SerializeToString(deterministic=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
-from tests.support.fused_checks import check_fused
+from tests.support.fused_checks import check_all_fused, check_fused, fused
 
 RNG = np.random.default_rng(4)
 B, S, N, H = 2, 3, 2, 4
@@ -30,33 +32,29 @@ def mask_of(kind: str, total: int) -> np.ndarray | None:
     }[kind]
 
 
-@pytest.mark.parametrize("mask", ["none", "rows", "matrices", "ends", "ends and starts"])
-@pytest.mark.parametrize("past", [False, True])
-@pytest.mark.parametrize("more", MORE)
-@pytest.mark.parametrize("bias", [False, True])
-def test_attention(mask: str, past: bool, more, bias: bool) -> None:
-    if past and bias:
-        return  # onnxruntime has no kernel for both
-    total = S + 2 * past
-    feeds = {"x": draw(B, S, 5), "w": draw(5, 3 * N * H), "b": draw(3 * N * H), "mask": mask_of(mask, total)}
-    feeds |= {"past": draw(2, B, N, 2, H) if past else None, "bias": draw(1, N, S, total) if bias else None}
-    wrt = [n for n, array in feeds.items() if array is not None and array.dtype == np.float32]
-    check_fused("Attention", feeds, wrt, 2 if past else 1, num_heads=N, **more)
+def floats(feeds) -> list[str]:
+    return [n for n, array in feeds.items() if array is not None and array.dtype == np.float32]
 
 
-@pytest.mark.parametrize("mask", [np.int32([[0, 0, 0], [0, 1, 0]]), np.int32([0, 1]), np.int32([3, 2, 2, 2])])
-@pytest.mark.parametrize("unidirectional", [0, 1])
-def test_rows_where_no_key_counts(mask: np.ndarray, unidirectional: int) -> None:
-    feeds = {"x": draw(B, S, 5), "w": draw(5, 3 * N * H), "b": draw(3 * N * H), "mask": mask}
-    check_fused("Attention", feeds, num_heads=N, mask_filter_value=-3.0, unidirectional=unidirectional)
-    feeds = {
-        "x": feeds["x"],
-        "w": feeds["w"],
-        "b": feeds["b"],
-        "mask": np.repeat([[[0, 0, 1], [0, 0, 0], [1, 0, 1]]], B, 0),
-    }
-    feeds["mask"] = feeds["mask"].astype(np.int32)
-    check_fused("Attention", feeds, num_heads=N, mask_filter_value=-3.0, unidirectional=unidirectional)
+def test_attention() -> None:
+    cases = []
+    masks = ["none", "rows", "matrices", "ends", "ends and starts"]
+    for mask, (past, bias), more in product(masks, [(False, False), (False, True), (True, False)], MORE):
+        total = S + 2 * past  # past and bias: onnxruntime has no kernel for both
+        feeds = {"x": draw(B, S, 5), "w": draw(5, 3 * N * H), "b": draw(3 * N * H), "mask": mask_of(mask, total)}
+        feeds |= {"past": draw(2, B, N, 2, H) if past else None, "bias": draw(1, N, S, total) if bias else None}
+        cases.append(fused("Attention", feeds, floats(feeds), 2 if past else 1, num_heads=N, **more))
+    check_all_fused(cases)
+
+
+def test_rows_where_no_key_counts() -> None:
+    cases = []
+    matrices = np.repeat([[[0, 0, 1], [0, 0, 0], [1, 0, 1]]], B, 0)
+    for mask, unidirectional in product([[[0, 0, 0], [0, 1, 0]], [0, 1], [3, 2, 2, 2], matrices], [0, 1]):
+        feeds = {"x": draw(B, S, 5), "w": draw(5, 3 * N * H), "b": draw(3 * N * H), "mask": np.int32(mask)}
+        settings = {"num_heads": N, "mask_filter_value": -3.0, "unidirectional": unidirectional}
+        cases.append(fused("Attention", feeds, **settings))
+    check_all_fused(cases)
 
 
 def test_attention_with_values_of_another_size_and_without_bias() -> None:
@@ -67,49 +65,51 @@ def test_attention_with_values_of_another_size_and_without_bias() -> None:
 
 
 @pytest.mark.parametrize("keys", ["joined", "by heads", "past"])
-@pytest.mark.parametrize("mask", ["none", "rows", "matrices", "ends"])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("more", MORE)
-def test_multi_head_attention(keys: str, mask: str, bias: bool, more) -> None:
-    length = 3 if keys == "past" or "unidirectional" in more else 4
-    total = length + 2 * (keys == "past")
-    feeds = {"q": draw(B, S, N * H)}
-    if keys == "by heads":
-        feeds |= {"k": draw(B, N, length, H), "v": draw(B, N, length, H)}
-    else:
-        feeds |= {"k": draw(B, length, N * H), "v": draw(B, length, N * (H if keys == "past" else 3))}
-    size = 2 * N * H + (N * 3 if keys == "joined" else N * H)
-    feeds |= {"b": draw(size) if bias else None, "mask": mask_of(mask, total)}
-    feeds |= {"bias": draw(B, 1, S, total) if bias else None}
-    if keys == "past":
-        feeds |= {"past_k": draw(B, N, 2, H), "past_v": draw(B, N, 2, H)}
-    wrt = [n for n, array in feeds.items() if array is not None and array.dtype == np.float32]
-    check_fused("MultiHeadAttention", feeds, wrt, 3 if keys == "past" else 1, num_heads=N, **more)
+def test_multi_head_attention(keys: str) -> None:
+    cases = []
+    for mask, bias, more in product(["none", "rows", "matrices", "ends"], [False, True], MORE):
+        length = 3 if keys == "past" or "unidirectional" in more else 4
+        total = length + 2 * (keys == "past")
+        feeds = {"q": draw(B, S, N * H)}
+        if keys == "by heads":
+            feeds |= {"k": draw(B, N, length, H), "v": draw(B, N, length, H)}
+        else:
+            feeds |= {"k": draw(B, length, N * H), "v": draw(B, length, N * (H if keys == "past" else 3))}
+        size = 2 * N * H + (N * 3 if keys == "joined" else N * H)
+        feeds |= {"b": draw(size) if bias else None, "mask": mask_of(mask, total)}
+        feeds |= {"bias": draw(B, 1, S, total) if bias else None}
+        if keys == "past":
+            feeds |= {"past_k": draw(B, N, 2, H), "past_v": draw(B, N, 2, H)}
+        outputs = 3 if keys == "past" else 1
+        cases.append(fused("MultiHeadAttention", feeds, floats(feeds), outputs, num_heads=N, **more))
+    check_all_fused(cases)
 
 
 CACHES = {"cos": draw(7, H // 2), "sin": draw(7, H // 2)}
 
 
-@pytest.mark.parametrize("interleaved", [0, 1])
-@pytest.mark.parametrize("ids", [np.int64([2]), np.int64([[0, 4, 2], [6, 6, 1]])], ids=["offset", "each"])
-@pytest.mark.parametrize("form", ["joined", "by heads", "part"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_rotary_embedding(interleaved: int, ids: np.ndarray, form: str, dtype: type) -> None:
-    size = 6 if form == "part" else H
-    x = draw(B, N, S, H, dtype=dtype) if form == "by heads" else draw(B, S, N * size, dtype=dtype)
-    more = {"num_heads": N, "rotary_embedding_dim": H} if form == "part" else {}
-    feeds = {"x": x, "ids": ids, **{name: cache.astype(dtype) for name, cache in CACHES.items()}}
-    wrt = ["x", "cos", "sin"] if dtype == np.float32 else []
-    check_fused("RotaryEmbedding", feeds, wrt, interleaved=interleaved, **more)
+def test_rotary_embedding(dtype: type) -> None:
+    cases = []
+    each = np.int64([[0, 4, 2], [6, 6, 1]])
+    for interleaved, ids, form in product([0, 1], [np.int64([2]), each], ["joined", "by heads", "part"]):
+        size = 6 if form == "part" else H
+        x = draw(B, N, S, H, dtype=dtype) if form == "by heads" else draw(B, S, N * size, dtype=dtype)
+        more = {"num_heads": N, "rotary_embedding_dim": H} if form == "part" else {}
+        feeds = {"x": x, "ids": ids, **{name: cache.astype(dtype) for name, cache in CACHES.items()}}
+        wrt = ["x", "cos", "sin"] if dtype == np.float32 else []
+        cases.append(fused("RotaryEmbedding", feeds, wrt, interleaved=interleaved, **more))
+    check_all_fused(cases)
 
 
-@pytest.mark.parametrize("interleaved", [0, 1])
-@pytest.mark.parametrize("ids", [np.array(2), np.int64([[0, 4, 2], [6, 6, 1]])], ids=["number", "each"])
-def test_part_of_a_head_by_heads(interleaved: int, ids: np.ndarray) -> None:
+def test_part_of_a_head_by_heads() -> None:
     """`scale` changes nothing, in onnxruntime neither."""
-    feeds = {"x": draw(B, N, S, 6), "ids": ids, **CACHES}
-    more = {"num_heads": N, "rotary_embedding_dim": H, "scale": 0.5}
-    check_fused("RotaryEmbedding", feeds, ["x", "cos", "sin"], interleaved=interleaved, **more)
+    cases = []
+    for interleaved, ids in product([0, 1], [np.array(2), np.int64([[0, 4, 2], [6, 6, 1]])]):
+        feeds = {"x": draw(B, N, S, 6), "ids": ids, **CACHES}
+        more = {"num_heads": N, "rotary_embedding_dim": H, "scale": 0.5}
+        cases.append(fused("RotaryEmbedding", feeds, ["x", "cos", "sin"], interleaved=interleaved, **more))
+    check_all_fused(cases)
 
 
 def test_more_positions_than_the_cache_has_may_be_allowed() -> None:
@@ -117,16 +117,21 @@ def test_more_positions_than_the_cache_has_may_be_allowed() -> None:
     check_fused("RotaryEmbedding", feeds, ["x"], is_packed_batching=1)
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(4, 4), (4, 5), (5, 4), (1, 3), (3, 7)])
-def test_causal_with_other_numbers_of_keys(queries: int, keys: int) -> None:
+def test_causal_with_other_numbers_of_keys() -> None:
     """onnxruntime hides no key from the last query."""
-    feeds = {"q": draw(2, queries, 8), "k": draw(2, keys, 8), "v": draw(2, keys, 8)}
-    check_fused("MultiHeadAttention", feeds, num_heads=2, unidirectional=1)
+    cases = []
+    for queries, keys in [(4, 4), (4, 5), (5, 4), (1, 3), (3, 7)]:
+        feeds = {"q": draw(2, queries, 8), "k": draw(2, keys, 8), "v": draw(2, keys, 8)}
+        cases.append(fused("MultiHeadAttention", feeds, num_heads=2, unidirectional=1))
+    check_all_fused(cases)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3])
-def test_packed_lengths(batch: int) -> None:
+def test_packed_lengths() -> None:
     """(3B + 2) of them: the numbers of keys, and where each query and key begins, which onnxruntime does not read."""
-    feeds = {"q": draw(batch, 4, 8), "k": draw(batch, 4, 8), "v": draw(batch, 4, 8), "bias": None}
-    mask = np.concatenate([np.full(batch, 2), 4 * np.arange(batch + 1), 4 * np.arange(batch + 1)]).astype(np.int32)
-    check_fused("MultiHeadAttention", {**feeds, "mask": mask}, ["q", "k", "v"], num_heads=2)
+    cases = []
+    for batch in (1, 2, 3):
+        feeds = {"q": draw(batch, 4, 8), "k": draw(batch, 4, 8), "v": draw(batch, 4, 8), "bias": None}
+        begins = 4 * np.arange(batch + 1)
+        feeds["mask"] = np.concatenate([np.full(batch, 2), begins, begins]).astype(np.int32)
+        cases.append(fused("MultiHeadAttention", feeds, ["q", "k", "v"], num_heads=2))
+    check_all_fused(cases)

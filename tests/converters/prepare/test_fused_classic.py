@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.errors import UnsupportedError
 from tests.support.adjoint import run
-from tests.support.fused_checks import check_fused, one_node
+from tests.support.fused_checks import check_all_fused, check_fused, fused, one_node
 
 RNG = np.random.default_rng(5)
 ML = {"domain": "ai.onnx.ml"}
@@ -33,22 +35,23 @@ def labels(kind: str, count: int) -> dict[str, list]:
     return {name: values[:count] for name, values in LABELS[kind].items()}
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("targets", [1, 3])
-@pytest.mark.parametrize("intercepts", [False, True])
-@pytest.mark.parametrize("shape", [(5, 4), (4,)])
-def test_linear_regressor(transform: str, targets: int, intercepts: bool, shape) -> None:
-    more = {"intercepts": numbers(targets)} if intercepts else {}
-    settings = {"coefficients": numbers(targets, 4), "targets": targets, "post_transform": transform, **more}
-    check_fused("LinearRegressor", {"x": draw(*shape)}, ["x"], **ML, **settings)
+def test_linear_regressor() -> None:
+    cases = []
+    for transform, targets, intercepts, shape in product(TRANSFORMS, [1, 3], [False, True], [(5, 4), (4,)]):
+        more = {"intercepts": numbers(targets)} if intercepts else {}
+        settings = {"coefficients": numbers(targets, 4), "targets": targets, "post_transform": transform, **more}
+        cases.append(fused("LinearRegressor", {"x": draw(*shape)}, ["x"], **ML, **settings))
+    check_all_fused(cases)
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("kind", ["ints", "texts"])
-@pytest.mark.parametrize(("rows", "classes"), [(3, 3), (2, 2), (1, 2), (1, 0)])
-def test_linear_classifier(transform: str, kind: str, rows: int, classes: int) -> None:
-    settings = {"coefficients": numbers(rows, 4), "intercepts": numbers(rows), "post_transform": transform}
-    check_fused("LinearClassifier", {"x": draw(6, 4)}, ["x"], 2, **ML, **settings, **labels(kind, classes))
+def test_linear_classifier() -> None:
+    cases = []
+    sizes = [(3, 3), (2, 2), (1, 2), (1, 0)]
+    for transform, kind, (rows, classes) in product(TRANSFORMS, ["ints", "texts"], sizes):
+        settings = {"coefficients": numbers(rows, 4), "intercepts": numbers(rows), "post_transform": transform}
+        settings |= labels(kind, classes)
+        cases.append(fused("LinearClassifier", {"x": draw(6, 4)}, ["x"], 2, **ML, **settings))
+    check_all_fused(cases)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int32])
@@ -78,13 +81,14 @@ def test_scores_about_zero_take_no_part_in_softmax_zero() -> None:
 KERNELS = [("LINEAR", 0), ("POLY", 2), ("POLY", 3), ("RBF", 0), ("SIGMOID", 0)]
 
 
-@pytest.mark.parametrize(("kernel", "degree"), KERNELS)
-@pytest.mark.parametrize("one_class", [0, 1])
-def test_svm_regressor(kernel: str, degree: int, one_class: int) -> None:
-    settings = {"kernel_type": kernel, "kernel_params": [0.4, 0.3, float(degree)], "n_supports": 3}
-    settings |= {"coefficients": numbers(3), "support_vectors": numbers(3, 4), "rho": numbers(1)}
-    wrt = [] if one_class else ["x"]
-    check_fused("SVMRegressor", {"x": draw(5, 4)}, wrt, **ML, **settings, one_class=one_class, tolerance=1e-4)
+def test_svm_regressor() -> None:
+    cases = []
+    for (kernel, degree), one_class in product(KERNELS, [0, 1]):
+        settings = {"kernel_type": kernel, "kernel_params": [0.4, 0.3, float(degree)], "n_supports": 3}
+        settings |= {"coefficients": numbers(3), "support_vectors": numbers(3, 4), "rho": numbers(1)}
+        settings |= {"one_class": one_class, "tolerance": 1e-4}
+        cases.append(fused("SVMRegressor", {"x": draw(5, 4)}, [] if one_class else ["x"], **ML, **settings))
+    check_all_fused(cases)
 
 
 def test_linear_svm_regressor() -> None:
@@ -92,80 +96,91 @@ def test_linear_svm_regressor() -> None:
     check_fused("SVMRegressor", {"x": draw(5, 4)}, ["x"], **ML, **settings)
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize(("kernel", "degree"), KERNELS)
-@pytest.mark.parametrize(("kind", "counts"), [("ints", [2, 3, 1]), ("ints", [2, 3]), ("texts", [2, 3])])
-def test_svm_classifier(transform: str, kernel: str, degree: int, kind: str, counts: list[int]) -> None:
-    settings = {"kernel_type": kernel, "kernel_params": [0.4, 0.3, float(degree)], "vectors_per_class": counts}
-    settings |= {"coefficients": numbers(len(counts) - 1, sum(counts)), "support_vectors": numbers(sum(counts), 4)}
-    settings |= {"rho": numbers(len(counts) * (len(counts) - 1) // 2), "post_transform": transform}
-    settings |= labels(kind, len(counts))
-    check_fused("SVMClassifier", {"x": draw(7, 4)}, ["x"], 2, **ML, **settings, tolerance=1e-4)
+def test_svm_classifier() -> None:
+    cases = []
+    sizes = [("ints", [2, 3, 1]), ("ints", [2, 3]), ("texts", [2, 3])]
+    for transform, (kernel, degree), (kind, counts) in product(TRANSFORMS, KERNELS, sizes):
+        settings = {"kernel_type": kernel, "kernel_params": [0.4, 0.3, float(degree)], "vectors_per_class": counts}
+        settings |= {"coefficients": numbers(len(counts) - 1, sum(counts)), "support_vectors": numbers(sum(counts), 4)}
+        settings |= {"rho": numbers(len(counts) * (len(counts) - 1) // 2), "post_transform": transform}
+        settings |= labels(kind, len(counts))
+        cases.append(fused("SVMClassifier", {"x": draw(7, 4)}, ["x"], 2, **ML, **settings, tolerance=1e-4))
+    check_all_fused(cases)
 
 
-@pytest.mark.parametrize("counts", [[2, 3], [2, 3, 1], [1, 2, 1, 3]])
-@pytest.mark.parametrize(("kernel", "spread"), [("RBF", 1.0), ("LINEAR", 1.0), ("LINEAR", 30.0)])
-def test_probabilities_of_an_svm_classifier(kernel: str, spread: float, counts: list[int]) -> None:
+def test_probabilities_of_an_svm_classifier() -> None:
     """SVC(probability=True): of pairs that agree, that contradict each other, and that are certain."""
-    classes = len(counts)
-    pairs = classes * (classes - 1) // 2
-    settings = {"kernel_type": kernel, "kernel_params": [0.4, 0.3, 0.0], "vectors_per_class": counts}
-    settings |= {"coefficients": numbers(classes - 1, sum(counts)), "support_vectors": numbers(sum(counts), 4)}
-    settings |= {"rho": numbers(pairs), "prob_a": [-1.0 - n / 4 for n in range(pairs)], "prob_b": numbers(pairs)}
-    settings |= {"classlabels_ints": [7 - n for n in range(classes)]}
-    x = spread * draw(9, 4)
-    wrt = ["x"] if spread == 1 else []
-    check_fused("SVMClassifier", {"x": x}, wrt, 2, **ML, **settings, tolerance=1e-4)
+    cases = []
+    spreads = [("RBF", 1.0), ("LINEAR", 1.0), ("LINEAR", 30.0)]
+    for counts, (kernel, spread) in product([[2, 3], [2, 3, 1], [1, 2, 1, 3]], spreads):
+        classes = len(counts)
+        pairs = classes * (classes - 1) // 2
+        settings = {"kernel_type": kernel, "kernel_params": [0.4, 0.3, 0.0], "vectors_per_class": counts}
+        settings |= {"coefficients": numbers(classes - 1, sum(counts)), "support_vectors": numbers(sum(counts), 4)}
+        settings |= {"rho": numbers(pairs), "prob_a": [-1.0 - n / 4 for n in range(pairs)], "prob_b": numbers(pairs)}
+        settings |= {"classlabels_ints": [7 - n for n in range(classes)]}
+        feeds = {"x": spread * draw(9, 4)}
+        wrt = ["x"] if spread == 1 else []
+        cases.append(fused("SVMClassifier", feeds, wrt, 2, **ML, **settings, tolerance=1e-4))
+    check_all_fused(cases)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("classes", [1, 2, 3])
-@pytest.mark.parametrize("sign", [-1, 1])
-def test_linear_svm_classifier(dtype: type, transform: str, classes: int, sign: int) -> None:
-    coefficients = [sign * abs(n) for n in numbers(classes, 4)]
-    settings = {"kernel_params": [0.0, 0.0, 0.0], "coefficients": coefficients, "rho": [0.2]}
-    settings |= {"post_transform": transform, **labels("ints", classes)}
-    check_fused("SVMClassifier", {"x": draw(12, 4, dtype=dtype)}, [], 2, **ML, **settings)
+def test_linear_svm_classifier() -> None:
+    cases = []
+    types = [np.float32, np.float64, np.int64]
+    for dtype, transform, classes, sign in product(types, TRANSFORMS, [1, 2, 3], [-1, 1]):
+        coefficients = [sign * abs(n) for n in numbers(classes, 4)]
+        settings = {"kernel_params": [0.0, 0.0, 0.0], "coefficients": coefficients, "rho": [0.2]}
+        settings |= {"post_transform": transform, **labels("ints", classes)}
+        cases.append(fused("SVMClassifier", {"x": draw(12, 4, dtype=dtype)}, [], 2, **ML, **settings))
+    check_all_fused(cases)
 
 
-@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.int32])
-def test_normalizer(norm: str, dtype: type) -> None:
-    x = draw(5, 4, dtype=dtype)
-    check_fused("Normalizer", {"x": x}, ["x"] if x.dtype == np.float32 else [], **ML, norm=norm)
-    x[2] = 0
-    check_fused("Normalizer", {"x": x}, **ML, norm=norm)
-    check_fused("Normalizer", {"x": x[0]}, **ML, norm=norm)
+DTYPES = [np.float32, np.float64, np.int64, np.int32]
 
 
-@pytest.mark.parametrize("count", [1, 4])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.int32])
-@pytest.mark.parametrize("shape", [(5, 4), (4,)])
-def test_scaler(count: int, dtype: type, shape) -> None:
-    feeds = {"x": draw(*shape, dtype=dtype)}
-    wrt = ["x"] if feeds["x"].dtype == np.float32 else []
-    check_fused("Scaler", feeds, wrt, **ML, offset=numbers(count), scale=numbers(count))
+def floats(feeds) -> list[str]:
+    return ["x"] if feeds["x"].dtype == np.float32 else []
 
 
-@pytest.mark.parametrize("replaced", [-1.0, float("nan")])
-@pytest.mark.parametrize("count", [1, 4])
-def test_imputer(replaced: float, count: int) -> None:
-    x = draw(5, 4)
-    x[1, 2] = x[3, 0] = replaced
-    settings = {"imputed_value_floats": numbers(count), "replaced_value_float": replaced}
-    check_fused("Imputer", {"x": x}, **ML, **settings)
-    check_fused("Imputer", {"x": draw(5, 4)}, ["x"], **ML, **settings)
-    ints = {"imputed_value_int64s": list(range(count)), "replaced_value_int64": -1}
-    check_fused("Imputer", {"x": draw(5, 4, dtype=np.int64)}, **ML, **ints)
+def test_normalizer() -> None:
+    cases = []
+    for norm, dtype in product(["MAX", "L1", "L2"], DTYPES):
+        feeds = {"x": draw(5, 4, dtype=dtype)}
+        x = feeds["x"].copy()
+        x[2] = 0
+        cases.append(fused("Normalizer", feeds, floats(feeds), **ML, norm=norm))
+        cases += [fused("Normalizer", {"x": a}, **ML, norm=norm) for a in (x, x[0])]
+    check_all_fused(cases)
 
 
-@pytest.mark.parametrize("shape", [(5, 4), (4,), (2, 3, 4)])
-@pytest.mark.parametrize("indices", [[0], [3, 0, 0]])
-def test_array_feature_extractor(shape, indices: list[int]) -> None:
-    feeds = {"x": draw(*shape), "indices": np.int64(indices)}
-    check_fused("ArrayFeatureExtractor", feeds, ["x"], **ML)
-    check_fused("ArrayFeatureExtractor", feeds | {"indices": np.int64([indices])}, ["x"], **ML)
+def test_scaler() -> None:
+    cases = []
+    for count, dtype, shape in product([1, 4], DTYPES, [(5, 4), (4,)]):
+        feeds = {"x": draw(*shape, dtype=dtype)}
+        cases.append(fused("Scaler", feeds, floats(feeds), **ML, offset=numbers(count), scale=numbers(count)))
+    check_all_fused(cases)
+
+
+def test_imputer() -> None:
+    cases = []
+    for replaced, count in product([-1.0, float("nan")], [1, 4]):
+        x = draw(5, 4)
+        x[1, 2] = x[3, 0] = replaced
+        settings = {"imputed_value_floats": numbers(count), "replaced_value_float": replaced}
+        cases.append(fused("Imputer", {"x": x}, **ML, **settings))
+        cases.append(fused("Imputer", {"x": draw(5, 4)}, ["x"], **ML, **settings))
+        ints = {"imputed_value_int64s": list(range(count)), "replaced_value_int64": -1}
+        cases.append(fused("Imputer", {"x": draw(5, 4, dtype=np.int64)}, **ML, **ints))
+    check_all_fused(cases)
+
+
+def test_array_feature_extractor() -> None:
+    cases = []
+    for shape, indices, rows in product([(5, 4), (4,), (2, 3, 4)], [[0], [3, 0, 0]], [False, True]):
+        feeds = {"x": draw(*shape), "indices": np.int64([indices] if rows else indices)}
+        cases.append(fused("ArrayFeatureExtractor", feeds, ["x"], **ML))
+    check_all_fused(cases)
 
 
 REFUSED = [

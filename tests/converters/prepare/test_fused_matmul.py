@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
-from tests.support.fused_checks import check_fused
+from tests.support.fused_checks import check_all_fused, check_fused, fused
 
 RNG = np.random.default_rng(2)
 
@@ -30,10 +32,14 @@ PRODUCTS = [
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("a", "b", "attributes"), PRODUCTS)
-def test_fused_mat_mul(a, b, attributes, dtype: type) -> None:
-    feeds = {"a": draw(*a, dtype=dtype), "b": draw(*b, dtype=dtype)}
-    check_fused("FusedMatMul", feeds, ["a", "b"] if dtype == np.float32 else [], **attributes)
+def test_fused_mat_mul(dtype: type) -> None:
+    wrt = ["a", "b"] if dtype == np.float32 else []
+    check_all_fused(
+        [
+            fused("FusedMatMul", {"a": draw(*a, dtype=dtype), "b": draw(*b, dtype=dtype)}, wrt, **attributes)
+            for a, b, attributes in PRODUCTS
+        ]
+    )
 
 
 def test_transpose_mat_mul() -> None:
@@ -54,12 +60,13 @@ GEMM_ACTIVATIONS = [
 ]
 
 
-@pytest.mark.parametrize("activation", GEMM_ACTIVATIONS, ids=lambda a: a["activation"])
-@pytest.mark.parametrize("c", [None, (5,), (3, 5)])
-def test_fused_gemm(activation, c) -> None:
-    feeds = {"a": draw(4, 3), "b": draw(5, 4), "c": draw(*c) if c else None}
-    wrt = ["a", "b", *(["c"] if c else [])]
-    check_fused("FusedGemm", feeds, wrt, transA=1, transB=1, alpha=0.5, beta=2.0, **activation)
+def test_fused_gemm() -> None:
+    cases = []
+    for activation, c in product(GEMM_ACTIVATIONS, [None, (5,), (3, 5)]):
+        feeds = {"a": draw(4, 3), "b": draw(5, 4), "c": draw(*c) if c else None}
+        wrt = ["a", "b", *(["c"] if c else [])]
+        cases.append(fused("FusedGemm", feeds, wrt, transA=1, transB=1, alpha=0.5, beta=2.0, **activation))
+    check_all_fused(cases)
 
 
 CONV_ACTIVATIONS = [
@@ -73,14 +80,15 @@ CONV_ACTIVATIONS = [
 ]
 
 
-@pytest.mark.parametrize("activation", CONV_ACTIVATIONS, ids=lambda a: a.get("activation", "none"))
-@pytest.mark.parametrize(("bias", "residual"), [(False, False), (True, False), (True, True)])
-def test_fused_conv(activation, bias: bool, residual: bool) -> None:
-    feeds = {"x": draw(2, 4, 5, 6), "w": draw(6, 2, 3, 3)}
-    feeds |= {"b": draw(6) if bias else None, "z": draw(2, 6, 3, 4) if residual else None}
-    wrt = [name for name, array in feeds.items() if array is not None]
-    settings = {"group": 2, "strides": [2, 2], "pads": [1, 1, 1, 2], "kernel_shape": [3, 3], **activation}
-    check_fused("FusedConv", feeds, wrt, **settings)
+def test_fused_conv() -> None:
+    cases = []
+    for activation, (bias, residual) in product(CONV_ACTIVATIONS, [(False, False), (True, False), (True, True)]):
+        feeds = {"x": draw(2, 4, 5, 6), "w": draw(6, 2, 3, 3)}
+        feeds |= {"b": draw(6) if bias else None, "z": draw(2, 6, 3, 4) if residual else None}
+        wrt = [name for name, array in feeds.items() if array is not None]
+        settings = {"group": 2, "strides": [2, 2], "pads": [1, 1, 1, 2], "kernel_shape": [3, 3], **activation}
+        cases.append(fused("FusedConv", feeds, wrt, **settings))
+    check_all_fused(cases)
 
 
 def test_fused_conv_by_auto_pad_and_dilations() -> None:

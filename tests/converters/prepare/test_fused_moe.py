@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.errors import UnsupportedError
-from tests.support.fused_checks import check_fused, check_kernel_gradient, one_node
+from tests.support.fused_checks import (
+    Kernel,
+    check_all_fused,
+    check_fused,
+    check_kernel_gradient,
+    check_kernel_gradients,
+    fused,
+    one_node,
+)
 
 RNG = np.random.default_rng(6)
 T, H, N, E = 7, 6, 5, 4
@@ -39,18 +49,18 @@ def dense(more, *, bias: bool, x: tuple[int, ...] = (T, H)) -> dict[str, np.ndar
     }
 
 
-@pytest.mark.parametrize("more", ACTIVATIONS, ids=lambda m: "-".join(map(str, m.values())))
-@pytest.mark.parametrize("k", [1, 2, E])
-@pytest.mark.parametrize("normalised", [0, 1])
-def test_moe(more, k: int, normalised: int) -> None:
-    if "use_sparse_mixer" in more and k != 2:
-        return  # onnxruntime refuses it
-    bias = k != 1
-    feeds = dense(more, bias=bias, x=(T, H) if normalised else (1, T, H))
-    wrt = [name for name, array in feeds.items() if array is not None]
-    settings = {"k": k, "normalize_routing_weights": normalised, **more}
-    check_fused("MoE", feeds, tolerance=1e-5, **settings)
-    check_kernel_gradient("MoE", feeds, wrt, step=STEP, **settings)
+def test_moe() -> None:
+    cases, kernels = [], []
+    for more, k, normalised in product(ACTIVATIONS, [1, 2, E], [0, 1]):
+        if "use_sparse_mixer" in more and k != 2:
+            continue  # onnxruntime refuses it
+        feeds = dense(more, bias=k != 1, x=(T, H) if normalised else (1, T, H))
+        wrt = [name for name, array in feeds.items() if array is not None]
+        settings = {"k": k, "normalize_routing_weights": normalised, **more}
+        cases.append(fused("MoE", feeds, tolerance=1e-5, **settings))
+        kernels.append(Kernel("MoE", feeds, wrt, settings, step=STEP))
+    check_all_fused(cases)
+    check_kernel_gradients(kernels)
 
 
 def test_of_equal_experts_the_last_are_chosen() -> None:
@@ -105,46 +115,55 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("more", [{"activation_type": "silu", "accuracy_level": 4, "weights_prepacked": 0}, GATED])
-@pytest.mark.parametrize(("bits", "block"), [(4, 0), (4, 16), (4, 32), (8, 0), (8, 16), (2, 0), (2, 16)])
-@pytest.mark.parametrize("points", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_q_moe(more, bits: int, block: int, points: bool, dtype: type) -> None:
-    feeds, settings, constants = packed(more, bits, block, points, dtype)
-    tolerance = 1e-4 if dtype == np.float32 else 2e-2
-    check_fused("QMoE", feeds, tolerance=tolerance, constants=constants, **settings)
-    if dtype == np.float32 and bits != 2:
-        wrt = ["x", "router", "s1", "b1", "s2", "b2"]
-        check_kernel_gradient("QMoE", feeds, wrt, constants=constants, half="silu" in more, step=STEP, **settings)
+def test_q_moe(dtype: type) -> None:
+    cases, kernels = [], []
+    silu = {"activation_type": "silu", "accuracy_level": 4, "weights_prepacked": 0}
+    blocks = [(4, 0), (4, 16), (4, 32), (8, 0), (8, 16), (2, 0), (2, 16)]
+    for more, (bits, block), points in product([silu, GATED], blocks, [False, True]):
+        feeds, settings, constants = packed(more, bits, block, points, dtype)
+        settings["constants"] = constants
+        cases.append(fused("QMoE", feeds, tolerance=1e-4 if dtype == np.float32 else 2e-2, **settings))
+        if dtype == np.float32 and bits != 2:
+            wrt = ["x", "router", "s1", "b1", "s2", "b2"]
+            kernels.append(Kernel("QMoE", feeds, wrt, settings, half="silu" in more, step=STEP))
+    check_all_fused(cases)
+    check_kernel_gradients(kernels)
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize(("bits", "h", "inner"), [(4, 6, 10), (8, 9, 7), (2, 12, 20), (4, 48, 6), (4, 6, 80)])
-@pytest.mark.parametrize("points", [False, True])
-def test_lengths_that_are_no_multiple_of_16(bits: int, h: int, inner: int, points: bool) -> None:
+def test_lengths_that_are_no_multiple_of_16() -> None:
+    cases, kernels = [], []
     more = {**GATED, "activation_beta": 1.0}  # without a corner
-    feeds, settings, constants = packed(more, bits, 0, points, h=h, inner=inner)
-    feeds |= {"x": draw(1, T, h), "b1": None, "b2": None}
-    check_fused("QMoE", feeds, tolerance=1e-4, constants=constants, **settings)
-    check_kernel_gradient("QMoE", feeds, ["x", "router", "s1", "s2"], step=STEP, constants=constants, **settings)
+    lengths = [(4, 6, 10), (8, 9, 7), (2, 12, 20), (4, 48, 6), (4, 6, 80)]
+    for (bits, h, inner), points in product(lengths, [False, True]):
+        feeds, settings, constants = packed(more, bits, 0, points, h=h, inner=inner)
+        feeds |= {"x": draw(1, T, h), "b1": None, "b2": None}
+        settings["constants"] = constants
+        cases.append(fused("QMoE", feeds, tolerance=1e-4, **settings))
+        kernels.append(Kernel("QMoE", feeds, ["x", "router", "s1", "s2"], settings, step=STEP))
+    check_all_fused(cases)
+    check_kernel_gradients(kernels)
 
 
-@pytest.mark.parametrize("sign", ["any", "positive", "sums of 0"])
-@pytest.mark.parametrize("normalised", [0, 1])
-def test_weights_beside_the_router(sign: str, normalised: int) -> None:
-    feeds, settings, constants = packed({"activation_type": "silu"}, 4, 32, False)
-    weights = draw(T, E)
-    if sign == "positive":
-        weights = np.abs(weights) + 0.1
-    elif sign == "sums of 0":
-        weights[:3] = 0
-        weights[3] = [1e-9, 1e-8, 2e-8, 0]
-    feeds["weights"] = weights
-    settings |= {"normalize_routing_weights": normalised}
-    check_fused("QMoE", feeds, tolerance=1e-4, constants=constants, **settings)
-    wrt = ["x", "s1"] if sign == "sums of 0" else ["x", "weights", "s1"]
-    step = 2e-4 if normalised else 2e-3
-    check_kernel_gradient("QMoE", feeds, wrt, constants=constants, step=step, half=sign == "positive", **settings)
+def test_weights_beside_the_router() -> None:
+    cases, kernels = [], []
+    for sign, normalised in product(["any", "positive", "sums of 0"], [0, 1]):
+        feeds, settings, constants = packed({"activation_type": "silu"}, 4, 32, False)
+        weights = draw(T, E)
+        if sign == "positive":
+            weights = np.abs(weights) + 0.1
+        elif sign == "sums of 0":
+            weights[:3] = 0
+            weights[3] = [1e-9, 1e-8, 2e-8, 0]
+        feeds["weights"] = weights
+        settings |= {"normalize_routing_weights": normalised, "constants": constants}
+        cases.append(fused("QMoE", feeds, tolerance=1e-4, **settings))
+        wrt = ["x", "s1"] if sign == "sums of 0" else ["x", "weights", "s1"]
+        step = 2e-4 if normalised else 2e-3
+        kernels.append(Kernel("QMoE", feeds, wrt, settings, half=sign == "positive", step=step))
+    check_all_fused(cases)
+    check_kernel_gradients(kernels)
 
 
 REFUSED = [

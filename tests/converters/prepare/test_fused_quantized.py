@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.errors import UnsupportedError
-from tests.support.adjoint import adjoint_mismatches
+from tests.support.adjoint import Adjoint, check_adjoints
 from tests.support.fused_checks import (
+    Fused,
+    Kernel,
+    check_all_fused,
     check_fused,
     check_gradient,
-    check_kernel_gradient,
-    compare,
-    expanded,
+    check_kernel_gradients,
     forward_session,
+    fused,
     one_node,
-    run,
 )
 
 RNG = np.random.default_rng(3)
@@ -39,19 +42,18 @@ def packed(k: int, n: int, bits: int, size: int, points: str, dtype: type) -> di
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize(("bits", "points"), [(4, ""), (4, "packed"), (4, "float"), (8, ""), (8, "packed"), (2, "")])
-@pytest.mark.parametrize(("k", "size"), [(64, 32), (48, 16), (40, 32)])
-@pytest.mark.parametrize("bias", [False, True])
-def test_mat_mul_n_bits(dtype: type, bits: int, points: str, k: int, size: int, bias: bool) -> None:
-    feeds = packed(k, 6, bits, size, points, dtype)
-    feeds |= {"g_idx": None, "bias": RNG.standard_normal(6).astype(dtype) if bias else None}
-    wrt = ["a"]
-    if dtype == np.float16:
-        wrt = []
-    constants = [n for n in ("w", "scales", "points", "bias") if feeds[n] is not None]
-    settings = {"K": k, "N": 6, "bits": bits, "block_size": size, "constants": constants}
-    tolerance = 1e-4 if dtype == np.float32 else 3e-2
-    check_fused("MatMulNBits", feeds, wrt, tolerance=tolerance, **settings)
+def test_mat_mul_n_bits(dtype: type) -> None:
+    cases = []
+    forms = [(4, ""), (4, "packed"), (4, "float"), (8, ""), (8, "packed"), (2, "")]
+    for (bits, points), (k, size), bias in product(forms, [(64, 32), (48, 16), (40, 32)], [False, True]):
+        feeds = packed(k, 6, bits, size, points, dtype)
+        feeds |= {"g_idx": None, "bias": RNG.standard_normal(6).astype(dtype) if bias else None}
+        wrt = [] if dtype == np.float16 else ["a"]
+        constants = [n for n in ("w", "scales", "points", "bias") if feeds[n] is not None]
+        settings = {"K": k, "N": 6, "bits": bits, "block_size": size, "constants": constants}
+        tolerance = 1e-4 if dtype == np.float32 else 3e-2
+        cases.append(fused("MatMulNBits", feeds, wrt, tolerance=tolerance, **settings))
+    check_all_fused(cases)
 
 
 def test_the_gradient_by_scales_bias_and_float_zero_points() -> None:
@@ -79,23 +81,22 @@ def test_what_mat_mul_n_bits_refuses(more, sentence: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize("points", [False, True])
-@pytest.mark.parametrize(("bits", "width", "size"), [(4, 40, 16), (4, 32, 32), (8, 24, 16), (2, 40, 32)])
-@pytest.mark.parametrize("shape", [(), (2, 3)])
-def test_gather_block_quantized(
-    dtype: type, points: bool, bits: int, width: int, size: int, shape: tuple[int, ...]
-) -> None:
-    blocks = -(-width // size)
-    feeds: dict[str, np.ndarray | None] = {
-        "q": RNG.integers(0, 256, (5, width * bits // 8)).astype(np.uint8),
-        "ids": RNG.integers(-5, 5, shape),
-        "scales": RNG.uniform(0.05, 0.2, (5, blocks)).astype(dtype),
-        "points": RNG.integers(0, 256, (5, -(-blocks * bits // 8))).astype(np.uint8) if points else None,
-    }
-    constants = ["q", "points"] if points else ["q"]
-    tolerance = 1e-6 if dtype == np.float32 else 1e-2
-    settings = {"bits": bits, "block_size": size, "constants": constants, "tolerance": tolerance}
-    check_fused("GatherBlockQuantized", feeds, ["scales"] if dtype == np.float32 else [], **settings)
+def test_gather_block_quantized(dtype: type) -> None:
+    cases = []
+    sizes = [(4, 40, 16), (4, 32, 32), (8, 24, 16), (2, 40, 32)]
+    for points, (bits, width, size), shape in product([False, True], sizes, [(), (2, 3)]):
+        blocks = -(-width // size)
+        feeds: dict[str, np.ndarray | None] = {
+            "q": RNG.integers(0, 256, (5, width * bits // 8)).astype(np.uint8),
+            "ids": RNG.integers(-5, 5, shape),
+            "scales": RNG.uniform(0.05, 0.2, (5, blocks)).astype(dtype),
+            "points": RNG.integers(0, 256, (5, -(-blocks * bits // 8))).astype(np.uint8) if points else None,
+        }
+        constants = ["q", "points"] if points else ["q"]
+        tolerance = 1e-6 if dtype == np.float32 else 1e-2
+        settings = {"bits": bits, "block_size": size, "constants": constants, "tolerance": tolerance}
+        cases.append(fused("GatherBlockQuantized", feeds, ["scales"] if dtype == np.float32 else [], **settings))
+    check_all_fused(cases)
 
 
 FORMS = [
@@ -134,40 +135,41 @@ def narrow(kind: str, form, points: bool, size: int, *, shared: bool = False, dt
     return model, feeds
 
 
-def check_narrow(model, feeds) -> None:
-    tolerance = 1e-6 if feeds["s"].dtype == np.float32 else 1e-2
-    compare(run(forward_session(model), feeds), run(forward_session(expanded(model)), feeds), tolerance)
-    if feeds["s"].dtype == np.float32:  # y is linear in the scales
-        assert not adjoint_mismatches(model, feeds, ["s"])
+def check_narrow(cases, dtype: type = np.float32) -> None:
+    """cases: names, with arguments of `narrow`."""
+    drawn = {name: narrow(*arguments, dtype=dtype, **settings) for name, arguments, settings in cases}
+    tolerance = 1e-6 if dtype == np.float32 else 1e-2
+    check_all_fused([Fused(name, *one, tolerance=tolerance) for name, one in drawn.items()])
+    if dtype == np.float32:  # y is linear in the scales
+        check_adjoints([Adjoint(name, *one, ["s"]) for name, one in drawn.items()])
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("kind", ["INT4", "UINT4", "FLOAT8E5M2"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_every_axis_of_a_table_of_narrow_numbers(kind: str, form, dtype: type) -> None:
-    for points in (False, True) if kind != "FLOAT8E5M2" else (False,):
-        check_narrow(*narrow(kind, form, points, 16, dtype=dtype))
+def test_every_axis_of_a_table_of_narrow_numbers(kind: str, dtype: type) -> None:
+    forms = product(FORMS, (False, True) if kind != "FLOAT8E5M2" else (False,))
+    check_narrow([(f"{form} {points}", (kind, form, points, 16), {}) for form, points in forms], dtype)
 
 
 @pytest.mark.parametrize("kind", _8_BIT_FLOATS)
-@pytest.mark.parametrize("size", [0, 16])
-@pytest.mark.parametrize("shared", [False, True])
-def test_tables_of_8_bit_floats(kind: str, size: int, shared: bool) -> None:
-    check_narrow(*narrow(kind, FORMS[0], False, size, shared=shared))
+def test_tables_of_8_bit_floats(kind: str) -> None:
+    forms = product([0, 16], [False, True])
+    check_narrow([(f"{size} {one}", (kind, FORMS[0], False, size), {"shared": one}) for size, one in forms])
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-@pytest.mark.parametrize("points", [False, True])
-def test_packed_tables_of_three_axes(bits: int, points: bool) -> None:
-    feeds = {
-        "q": RNG.integers(0, 256, (5, 3, 40 * bits // 8)).astype(np.uint8),
-        "ids": RNG.integers(-5, 5, (2, 3)),
-        "scales": RNG.uniform(0.05, 0.2, (5, 3, 3)).astype(np.float32),
-        "points": RNG.integers(0, 256, (5, 3, -(-3 * bits // 8))).astype(np.uint8) if points else None,
-    }
-    constants = ["q", "points"] if points else ["q"]
-    settings = {"bits": bits, "block_size": 16, "quantize_axis": 2, "constants": constants}
-    check_fused("GatherBlockQuantized", feeds, ["scales"], tolerance=1e-6, **settings)
+def test_packed_tables_of_three_axes() -> None:
+    cases = []
+    for bits, points in product([2, 4, 8], [False, True]):
+        feeds = {
+            "q": RNG.integers(0, 256, (5, 3, 40 * bits // 8)).astype(np.uint8),
+            "ids": RNG.integers(-5, 5, (2, 3)),
+            "scales": RNG.uniform(0.05, 0.2, (5, 3, 3)).astype(np.float32),
+            "points": RNG.integers(0, 256, (5, 3, -(-3 * bits // 8))).astype(np.uint8) if points else None,
+        }
+        constants = ["q", "points"] if points else ["q"]
+        settings = {"bits": bits, "block_size": 16, "quantize_axis": 2, "constants": constants}
+        cases.append(fused("GatherBlockQuantized", feeds, ["scales"], tolerance=1e-6, **settings))
+    check_all_fused(cases)
 
 
 NOT_GATHERED = [
@@ -220,18 +222,22 @@ def test_qlinear_concat_is_named() -> None:
     assert "com.microsoft::QLinearConcat" in str(ob.explain_gradients(model))
 
 
-@pytest.mark.parametrize("kind", [0, 1], ids=["FP4", "NF4"])
-@pytest.mark.parametrize(("k", "n", "size"), [(16, 16, 16), (40, 3, 64), (15, 3, 16), (7, 3, 32), (32, 8, 256)])
-def test_mat_mul_bnb4(kind: int, k: int, n: int, size: int) -> None:
-    feeds = {
-        "a": RNG.standard_normal((2, 3, k) if n == 3 else (k,)).astype(np.float32),
-        "w": RNG.integers(0, 256, -(-n * k // 2)).astype(np.uint8),
-        "absmax": RNG.uniform(0.1, 1, -(-n * k // size)).astype(np.float32),
-    }
-    settings = {"N": n, "K": k, "block_size": size, "quant_type": kind, "constants": ["w"]}
-    check_fused("MatMulBnb4", feeds, tolerance=1e-5, **settings)
-    check_kernel_gradient("MatMulBnb4", feeds, ["a", "absmax"], **settings)
-    check_kernel_gradient("MatMulBnb4", feeds, ["a"], half=True, **settings)
+def test_mat_mul_bnb4() -> None:
+    """FP4 and NF4."""
+    cases, kernels = [], []
+    sizes = [(16, 16, 16), (40, 3, 64), (15, 3, 16), (7, 3, 32), (32, 8, 256)]
+    for kind, (k, n, size) in product([0, 1], sizes):
+        feeds = {
+            "a": RNG.standard_normal((2, 3, k) if n == 3 else (k,)).astype(np.float32),
+            "w": RNG.integers(0, 256, -(-n * k // 2)).astype(np.uint8),
+            "absmax": RNG.uniform(0.1, 1, -(-n * k // size)).astype(np.float32),
+        }
+        settings = {"N": n, "K": k, "block_size": size, "quant_type": kind, "constants": ["w"]}
+        cases.append(fused("MatMulBnb4", feeds, tolerance=1e-5, **settings))
+        kernels.append(Kernel("MatMulBnb4", feeds, ["a", "absmax"], settings))
+        kernels.append(Kernel("MatMulBnb4", feeds, ["a"], settings, half=True))
+    check_all_fused(cases)
+    check_kernel_gradients(kernels)
 
 
 NOT_BNB4 = [({"transB": 0}, "transB=0 is not handled"), ({"quant_type": 2}, "FP4, and 1, NF4, are handled, got 2")]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.errors import UnsupportedError
-from tests.support.fused_checks import check_fused, check_kernel_gradient, one_node
+from tests.support.fused_checks import (
+    Kernel,
+    check_all_fused,
+    check_fused,
+    check_kernel_gradient,
+    check_kernel_gradients,
+    fused,
+    one_node,
+)
 
 RNG = np.random.default_rng(8)
 B, T = 2, 5
@@ -21,20 +31,22 @@ def float_inputs(feeds) -> list[str]:
     return [name for name, array in feeds.items() if array is not None and array.dtype.kind == "f"]
 
 
-@pytest.mark.parametrize("more", [{}, {"activation": "silu"}, {"activation": "swish", "dilation": 2}])
-@pytest.mark.parametrize(("past", "bias", "last"), [(0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 0, 1)])
-@pytest.mark.parametrize("time", [T, 2])
-def test_causal_convolution(more, past: int, bias: int, last: int, time: int) -> None:
-    before = 3 * more.get("dilation", 1)
-    feeds = {"x": draw(B, 3, time), "w": draw(3, 1, 4), "b": draw(3) if bias else None}
-    feeds["past"] = draw(B, 3, before) if past else None
-    if last:
-        feeds |= {n: feeds[n].transpose(0, 2, 1).copy() for n in ("x", "past") if feeds[n] is not None}
-    settings = {"channels_last": last, "constants": ["w"], **more}
-    check_fused("CausalConvWithState", feeds, outputs=2, **settings)
-    if time == T:
-        wrt = [name for name in float_inputs(feeds) if name != "w"]
-        check_kernel_gradient("CausalConvWithState", feeds, wrt, outputs=2, half=True, **settings)
+def test_causal_convolution() -> None:
+    cases, kernels = [], []
+    activations = [{}, {"activation": "silu"}, {"activation": "swish", "dilation": 2}]
+    for more, (past, bias, last), time in product(activations, [(0, 0, 0), (1, 1, 0), (0, 1, 1), (1, 0, 1)], [T, 2]):
+        before = 3 * more.get("dilation", 1)
+        feeds = {"x": draw(B, 3, time), "w": draw(3, 1, 4), "b": draw(3) if bias else None}
+        feeds["past"] = draw(B, 3, before) if past else None
+        if last:
+            feeds |= {n: feeds[n].transpose(0, 2, 1).copy() for n in ("x", "past") if feeds[n] is not None}
+        settings = {"channels_last": last, "constants": ["w"], "outputs": 2, **more}
+        cases.append(fused("CausalConvWithState", feeds, **settings))
+        if time == T:
+            wrt = [name for name in float_inputs(feeds) if name != "w"]
+            kernels.append(Kernel("CausalConvWithState", feeds, wrt, settings, half=True))
+    check_all_fused(cases)
+    check_kernel_gradients(kernels)
 
 
 def test_causal_convolution_of_channels_on_two_axes() -> None:
@@ -65,37 +77,40 @@ def test_gates() -> None:
 SECTIONS = [(0, [2, 3, 3], 0), (1, [4, 2, 2], 0), (1, [2, 2, 4], 0), (0, [2, 1, 1], 8), (1, [2, 1, 1], 8)]
 
 
-@pytest.mark.parametrize(("layout", "sections", "part"), SECTIONS)
-@pytest.mark.parametrize("interleaved", [0, 1])
-@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_rotary_embedding_of_three_positions(layout, sections, part, interleaved, joined, dtype) -> None:
-    feeds = {"x": draw(B, T, 32, dtype=dtype) if joined else draw(B, 2, T, 16, dtype=dtype)}
-    feeds |= {"ids": RNG.integers(0, 20, (3, B, T)), "cos": draw(20, sum(sections), dtype=dtype)}
-    feeds["sin"] = draw(20, sum(sections), dtype=dtype)
-    settings = {"mrope_layout": layout, "mrope_section": sections, "rotary_embedding_dim": part, "num_heads": 2}
-    check_fused("MRotaryEmbedding", feeds, interleaved=interleaved, **settings)
+def test_rotary_embedding_of_three_positions(dtype: type) -> None:
+    cases, kernels = [], []
+    for (layout, sections, part), interleaved, joined in product(SECTIONS, [0, 1], [False, True]):
+        feeds = {"x": draw(B, T, 32, dtype=dtype) if joined else draw(B, 2, T, 16, dtype=dtype)}
+        feeds |= {"ids": RNG.integers(0, 20, (3, B, T)), "cos": draw(20, sum(sections), dtype=dtype)}
+        feeds["sin"] = draw(20, sum(sections), dtype=dtype)
+        settings = {"mrope_layout": layout, "mrope_section": sections, "rotary_embedding_dim": part, "num_heads": 2}
+        settings["interleaved"] = interleaved
+        cases.append(fused("MRotaryEmbedding", feeds, **settings))
+        kernels.append(Kernel("MRotaryEmbedding", feeds, ["x", "cos", "sin"], settings, half=True))
+    check_all_fused(cases)
     if dtype == np.float32:
-        wrt = ["x", "cos", "sin"]
-        check_kernel_gradient("MRotaryEmbedding", feeds, wrt, interleaved=interleaved, half=True, **settings)
+        check_kernel_gradients(kernels)
 
 
 HEADS = [(2, 2, 2, False), (4, 2, 2, True), (2, 4, 4, True), (2, 4, 2, False)]
 
 
-@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
-@pytest.mark.parametrize(("queries", "heads", "keys", "past"), HEADS)
-def test_linear_attention(rule: str, queries: int, heads: int, keys: int, past: bool) -> None:
-    each, common = past and "gated" in rule, queries == heads
-    feeds = {"q": draw(B, T, queries * 4), "k": draw(B, T, keys * 4) / 2, "v": draw(B, T, heads * 3)}
-    feeds["past"] = draw(B, heads, 4, 3) if past else None
-    feeds["decay"] = -np.abs(draw(B, T, heads * (4 if each else 1))) if "gated" in rule else None
-    feeds["beta"] = 1 / (1 + np.exp(-draw(B, T, 1 if common else heads))) if "delta" in rule else None
-    settings = {"update_rule": rule, "q_num_heads": queries, "kv_num_heads": heads, "scale": 0.3 if common else 0.0}
-    check_fused("LinearAttention", feeds, outputs=2, **settings)
-    check_kernel_gradient("LinearAttention", feeds, float_inputs(feeds), outputs=2, half=past, **settings)
-    coarse = {name: None if x is None else x.astype(np.float16) for name, x in feeds.items()}
-    check_fused("LinearAttention", coarse, outputs=2, **settings)
+def test_linear_attention() -> None:
+    cases, kernels = [], []
+    for rule, (queries, heads, keys, past) in product(["linear", "gated", "delta", "gated_delta"], HEADS):
+        each, common = past and "gated" in rule, queries == heads
+        feeds = {"q": draw(B, T, queries * 4), "k": draw(B, T, keys * 4) / 2, "v": draw(B, T, heads * 3)}
+        feeds["past"] = draw(B, heads, 4, 3) if past else None
+        feeds["decay"] = -np.abs(draw(B, T, heads * (4 if each else 1))) if "gated" in rule else None
+        feeds["beta"] = 1 / (1 + np.exp(-draw(B, T, 1 if common else heads))) if "delta" in rule else None
+        settings = {"update_rule": rule, "q_num_heads": queries, "kv_num_heads": heads, "outputs": 2}
+        settings["scale"] = 0.3 if common else 0.0
+        kernels.append(Kernel("LinearAttention", feeds, float_inputs(feeds), settings, half=past))
+        coarse = {name: None if x is None else x.astype(np.float16) for name, x in feeds.items()}
+        cases += [fused("LinearAttention", given, **settings) for given in (feeds, coarse)]
+    check_all_fused(cases)
+    check_kernel_gradients(kernels)
 
 
 REFUSED = [

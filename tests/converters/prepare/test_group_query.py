@@ -14,7 +14,7 @@ from onnx_backprop.opset.core.errors import UnsupportedError
 from tests.support.adjoint import Feeds, forward_session, run
 from tests.support.batch import check_each
 from tests.support.forms import Form, answers_of, close, feeds_of, forwards, gradients, same, slopes
-from tests.support.fused_checks import check_gradient, expanded, one_node
+from tests.support.fused_checks import Fused, check_all_gradients, expanded, one_node
 from tests.support.renamed import STYLES, joined, renamed
 
 NAMES = ["q", "k", "v", "past_k", "past_v", "lengths", "total", "cos", "sin", "ids", "bias", "sink", "12", "13", "14",
@@ -165,23 +165,22 @@ def test_forward(dynamic: bool, half: bool) -> None:
     [("onnx", False, range(18)), ("native", True, range(18, 36)), ("numpy", True, range(36, 54))],
     ids=["onnx", "native", "numpy"],
 )
-def test_gradients(kernels: Any, dynamic: bool, seeds: range) -> None:
+def test_gradients(kernels: str, dynamic: bool, seeds: range) -> None:
     cases = [*PADDING, *map(random_case, seeds)]
-    check_each(cases, partial(slopes, kernels=kernels, dynamic=dynamic), close)
+    check_each(cases, partial(slopes, routes=[kernels], dynamic=dynamic), close)
 
 
-@pytest.mark.parametrize("seed", range(81, 90))
-def test_gradients_in_float64(seed: int) -> None:
+def test_gradients_in_float64() -> None:
     """Of what is written out, against its own differences."""
-    case = random_case(seed)
-    check_gradient(case.model(dynamic=True), case.feeds, case.wrt)
+    cases = map(random_case, range(81, 90))
+    check_all_gradients([Fused(str(case), case.model(dynamic=True), case.feeds, case.wrt) for case in cases])
 
 
 def test_gradients_in_float16() -> None:
     cases = [random_case(seed) for seed in range(90, 99)]
     halves = [case.cast(np.float32, np.float16) for case in cases]
     again = [case.cast(np.float16, np.float32) for case in halves]
-    for case, half, single in zip(cases, *(gradients(c, kernels="native")[0] for c in (halves, again)), strict=True):
+    for case, half, single in zip(cases, *(gradients(c, ["native"])[0][0] for c in (halves, again)), strict=True):
         reach = case.attributes.get("local_window_size", -1)
         for name in case.wrt if reach < 0 else ():  # padding sees other keys with a window
             error = np.linalg.norm(half[name].astype(np.float32) - single[name])

@@ -100,7 +100,8 @@ def other_names(model: ModelProto, kind: str) -> ModelProto:
         return result
     new: dict[str, str] = {}
     if kind != "no names":
-        made = [name for node in model.graph.node for name in node.output if name not in ("y", "")]
+        kept = {"", *(value.name for value in model.graph.output)}
+        made = [name for node in model.graph.node for name in node.output if name not in kept]
         odd = {"slashes": "/a b/{}.0", "numbers": "{}", "ours": "{}"}[kind]
         ours = ["loss", "x_grad", "optimizer/Constant", "learning_rate", "target", "gradient_norms"]
         for n, name in enumerate(made):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
+from itertools import product
 
-from tests.support.fused_checks import check_kernel_gradient
+import numpy as np
+
+from tests.support.fused_checks import Kernel, check_kernel_gradients
 
 RNG = np.random.default_rng(7)
 B, S, N, H = 2, 3, 2, 8
@@ -15,36 +16,40 @@ def draw(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("interleaved", [0, 1])
-@pytest.mark.parametrize("part", [0, 4])
-@pytest.mark.parametrize("ids", [False, True])
-@pytest.mark.parametrize("joined", [False, True])
-def test_rotary_embedding(interleaved: int, part: int, ids: bool, joined: bool) -> None:
-    half = (part or H) // 2
-    tables = (7, half) if ids else (B, S, half)
-    feeds = {"x": draw(B, S, N * H) if joined else draw(B, N, S, H), "cos": draw(*tables), "sin": draw(*tables)}
-    feeds |= {"ids": RNG.integers(0, 7, (B, S))} if ids else {}
-    settings = {"interleaved": interleaved, "rotary_embedding_dim": part, **({"num_heads": N} if joined else {})}
-    wrt = ["x", "cos", "sin"]
-    check_kernel_gradient("RotaryEmbedding", feeds, wrt, domain="", opset=23, half=True, **settings)
+def kernel(op_type: str, feeds, opset: int, **settings) -> Kernel:
+    """By every float input."""
+    wrt = [name for name, array in feeds.items() if array.dtype == np.float32]
+    return Kernel(op_type, feeds, wrt, {"domain": "", "opset": opset, **settings}, half=True)
 
 
-@pytest.mark.parametrize(("axis", "scale"), [(-1, (4,)), (1, (3, 4)), (-2, (3, 1)), (0, (2, 3, 4)), (2, (1,))])
-@pytest.mark.parametrize("stash", [1, 10])
-def test_rms_normalization(axis: int, scale: tuple[int, ...], stash: int) -> None:
-    feeds = {"x": draw(2, 3, 4), "scale": draw(*scale)}
-    settings = {"axis": axis, "stash_type": stash, "epsilon": 1e-3}
-    check_kernel_gradient("RMSNormalization", feeds, ["x", "scale"], domain="", opset=23, half=True, **settings)
+def test_rotary_embedding() -> None:
+    kernels = []
+    for interleaved, part, ids, joined in product([0, 1], [0, 4], [False, True], [False, True]):
+        half = (part or H) // 2
+        tables = (7, half) if ids else (B, S, half)
+        feeds = {"x": draw(B, S, N * H) if joined else draw(B, N, S, H), "cos": draw(*tables), "sin": draw(*tables)}
+        feeds |= {"ids": RNG.integers(0, 7, (B, S))} if ids else {}
+        settings = {"interleaved": interleaved, "rotary_embedding_dim": part, **({"num_heads": N} if joined else {})}
+        kernels.append(kernel("RotaryEmbedding", feeds, 23, **settings))
+    check_kernel_gradients(kernels)
 
 
-@pytest.mark.parametrize(("axis", "scale"), [(-1, (4,)), (1, (3, 1)), (0, (2, 3, 4))])
-@pytest.mark.parametrize("stash", [1, 10])
-def test_layer_normalization(axis: int, scale: tuple[int, ...], stash: int) -> None:
-    feeds = {"x": draw(2, 3, 4), "scale": draw(*scale), "b": draw(*scale)}
-    settings = {"axis": axis, "stash_type": stash}
-    check_kernel_gradient("LayerNormalization", feeds, list(feeds), domain="", opset=17, half=True, **settings)
+def test_rms_normalization() -> None:
+    kernels = []
+    forms = [(-1, (4,)), (1, (3, 4)), (-2, (3, 1)), (0, (2, 3, 4)), (2, (1,))]
+    for (axis, scale), stash in product(forms, [1, 10]):
+        feeds = {"x": draw(2, 3, 4), "scale": draw(*scale)}
+        kernels.append(kernel("RMSNormalization", feeds, 23, axis=axis, stash_type=stash, epsilon=1e-3))
+    check_kernel_gradients(kernels)
 
 
-@pytest.mark.parametrize("alpha", [1.0, -0.5, 1.702])
-def test_swish(alpha: float) -> None:
-    check_kernel_gradient("Swish", {"x": draw(2, 3, 4)}, ["x"], domain="", opset=24, half=True, alpha=alpha)
+def test_layer_normalization() -> None:
+    kernels = []
+    for (axis, scale), stash in product([(-1, (4,)), (1, (3, 1)), (0, (2, 3, 4))], [1, 10]):
+        feeds = {"x": draw(2, 3, 4), "scale": draw(*scale), "b": draw(*scale)}
+        kernels.append(kernel("LayerNormalization", feeds, 17, axis=axis, stash_type=stash))
+    check_kernel_gradients(kernels)
+
+
+def test_swish() -> None:
+    check_kernel_gradients([kernel("Swish", {"x": draw(2, 3, 4)}, 24, alpha=alpha) for alpha in (1.0, -0.5, 1.702)])
