@@ -1,6 +1,5 @@
 """Fixtures for every test, and what keeps its threads from waiting busily."""
 
-# ruff: noqa: E402 - what follows must stand before NumPy is imported
 from __future__ import annotations
 
 import os
