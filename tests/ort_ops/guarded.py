@@ -132,7 +132,14 @@ class Drawn(NamedTuple):
     at_end: bool
 
 
-Case = tuple[Drawn, list[np.ndarray]]  # with the reference's answers
+class Case(NamedTuple):
+    """With the reference's answers."""
+
+    drawn: Drawn
+    expected: list[np.ndarray]
+
+    def __str__(self) -> str:
+        return f"{self.drawn.call} {self.drawn.dtype}"
 
 
 def run(drawn: Sequence[Drawn], shapes: Sequence[Sequence[tuple[int, ...]]]) -> list[list[np.ndarray]]:
@@ -217,7 +224,7 @@ def reference(drawn: Drawn) -> list[np.ndarray] | None:
 
 def worth_running(cases: Iterable[tuple[Drawn, list[np.ndarray] | None]]) -> list[Case]:
     """Those with an answer that has elements."""
-    return [(one, expected) for one, expected in cases if expected and all(answer.size for answer in expected)]
+    return [Case(one, expected) for one, expected in cases if expected and all(answer.size for answer in expected)]
 
 
 def answers_of(cases: Sequence[Case]) -> list[list[np.ndarray]]:
@@ -227,10 +234,10 @@ def answers_of(cases: Sequence[Case]) -> list[list[np.ndarray]]:
 
 
 def compare(case: Case, answers: list[np.ndarray]) -> None:
-    (call, dtype, _), expected = case
-    for got, want in zip(answers, expected, strict=True):
+    for got, want in zip(answers, case.expected, strict=True):
         scale = max(1.0, float(np.abs(want).max()))
-        np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype] * scale, err_msg=f"{call} {dtype}")
+        atol = TOLERANCE[case.drawn.dtype] * scale
+        np.testing.assert_allclose(got, want, rtol=0, atol=atol, err_msg=str(case))
 
 
 def refused(drawn: Drawn) -> str:
