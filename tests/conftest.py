@@ -1,27 +1,44 @@
-"""Fixtures for every test."""
+"""Fixtures for every test, and what keeps its threads from waiting busily."""
 
 from __future__ import annotations
+
+import os
+
+# OpenBLAS cuts even small products into threads that wait busily for one another: ten times the processor's time.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import signal
 import zlib
 from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
-from onnx_backprop.ort_ops import default_options
+SPINNING = "session.intra_op.allow_spinning"
+_create = onnxruntime.InferenceSession.__init__
+
+
+@wraps(_create)
+def _create_quietly(session: Any, model: Any, sess_options: Any = None, *args: Any, **kwargs: Any) -> None:
+    """No session's threads wait busily, which takes the cores from the other processes, unless its options say so."""
+    options = onnxruntime.SessionOptions() if sess_options is None else sess_options
+    try:
+        options.get_session_config_entry(SPINNING)
+    except RuntimeError:  # nothing is said
+        options.add_session_config_entry(SPINNING, "0")
+    _create(session, model, options, *args, **kwargs)
+
+
+onnxruntime.InferenceSession.__init__ = _create_quietly  # before the package makes sessions of its own of it
 
 
 def pytest_configure() -> None:
-    """Ctrl-C interrupts, though a shell has started this in the background. No session waits busily.
-
-    Waiting takes the cores from the other processes; sessions with options of their own are their tests' business.
-    """
+    """Ctrl-C interrupts, though a shell has started this in the background."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    of_a_session, of_a_trainer = {}, {"lean": True, "threads": 0}
-    for more in (of_a_session, of_a_trainer):
-        default_options(python_operators=False, **more).add_session_config_entry("session.intra_op.allow_spinning", "0")
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The body of route "onnx": standard ONNX operators only, written for the attributes and shapes of one node."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from onnx import FunctionProto, helper
@@ -7,6 +8,10 @@ from onnx import FunctionProto, helper
 from onnx_backprop.opset.bodies.builder import FLOAT, Body, Tensor
 from onnx_backprop.opset.core.op import Arg, Attributes, Op
 from onnx_backprop.opset.functions.protos import function, in_its_type
+
+# What has been written, by all that it depends on; equal nodes, and the same model converted once more, are many.
+_MOST_BODIES, _MOST_BYTES = 256, 1 << 16
+_written: OrderedDict[tuple[object, ...], FunctionProto] = OrderedDict()
 
 
 def standard_body(
@@ -25,6 +30,24 @@ def standard_body(
 
     Raises what the operator's shape function raises, KernelError where a body needs to know more than is known.
     """
+    told = repr((dict(attributes), [*args], opset, outputs, single))  # repr tells 0.0 from -0.0
+    key = op.name, op.shape, op.body, told
+    result, known = FunctionProto(), _written.get(key)
+    if known is not None:
+        result.CopyFrom(known)
+        return result
+    written = _body(op, attributes, args, opset, outputs, single=single)
+    if written.ByteSize() <= _MOST_BYTES:
+        result.CopyFrom(written)
+        _written[key] = result
+        while len(_written) > _MOST_BODIES:
+            _written.popitem(last=False)
+    return written
+
+
+def _body(
+    op: Op, attributes: Attributes, args: Sequence[Arg | None], opset: int, outputs: int | None, *, single: bool
+) -> FunctionProto:
     op.shapes(attributes, args)
     b = Body(op.name)
     tensors: list[Tensor | None] = []

@@ -7,6 +7,7 @@ weights (D, S/g, k…), whatever layout the tensors have; three spatial axes, mi
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -188,11 +189,24 @@ def rounds(groups: int, parts: int, part_bytes: int, limit: int) -> tuple[int, i
 
 
 def band_of(count: Triple, floats: Callable[[list[int]], int], limit: int, least: Triple) -> tuple[Triple, int]:
-    """The largest box of at most `limit` floats, cut along the first axes first, and its floats."""
+    """The largest box of at most `limit` floats, cut along the first axes first, and its floats.
+
+    floats: of a box of such lengths, at least as many for a longer one.
+    """
     band = list(count)
     for axis in range(3):
-        parts = 1
-        while floats(band) > limit and band[axis] > least[axis]:
-            parts += 1
-            band[axis] = max(least[axis], math.ceil(count[axis] / parts))
+        if floats(band) > limit and band[axis] > least[axis]:
+            band[axis] = _cut_length(band, axis, floats, limit, least[axis])
     return three(band, 1), floats(band)
+
+
+def _cut_length(band: list[int], axis: int, floats: Callable[[list[int]], int], limit: int, least: int) -> int:
+    """The length of one axis cut into as few even parts as are small enough, at least `least`."""
+
+    def length(parts: int) -> int:
+        return max(least, math.ceil(band[axis] / parts))
+
+    def fits(parts: int) -> bool:
+        return floats([*band[:axis], length(parts), *band[axis + 1 :]]) <= limit
+
+    return length(2 + bisect_left(range(2, math.ceil(band[axis] / least)), True, key=fits))

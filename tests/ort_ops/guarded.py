@@ -7,7 +7,8 @@ third call is spoilt and must be refused like the reference refuses it, or answe
 Kernels' scratch, of exactly the bytes that a plan says, ends at most a vector of 64 bytes before an unreadable page, and
 what lies between must stay as it is.
 
-The call about to run is printed before it runs.
+Calls run together in one session, those that are to be refused alone. They are printed before they run: where a process
+ends, `--together 1` shows at which.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from onnx import ModelProto, helper
@@ -31,7 +35,9 @@ from onnx_backprop.ort_ops.convolution.winograd import tiles as winograd_tiles
 from onnx_backprop.ort_ops.runtime import bridge, scratch
 from tests.declarations.calls import Call
 from tests.declarations.registry import random_call
+from tests.support.batch import check_each
 from tests.support.checks import DTYPES, evaluate_all
+from tests.support.renamed import joined
 from tests.support.single_op import ELEMENT_TYPES, KINDS, options, results_of
 
 PAGE = mmap.PAGESIZE
@@ -118,13 +124,32 @@ def model(call: Call, dtype: str) -> ModelProto:
     return helper.make_model(helper.make_graph([node], "g", infos, outputs), opset_imports=imports, ir_version=10)
 
 
-def run(call: Call, dtype: str, shapes: Sequence[tuple[int, ...]], *, at_end: bool) -> list[np.ndarray]:
-    """The kernel's answers, everything between unreadable pages."""
-    session = ob.session(model(call, dtype), kernels="native", session_options=options(2))
+class Drawn(NamedTuple):
+    """A call, the type of its tensors, and whether they end at a page's end."""
+
+    call: Call
+    dtype: str
+    at_end: bool
+
+
+class Case(NamedTuple):
+    """With the reference's answers."""
+
+    drawn: Drawn
+    expected: list[np.ndarray]
+
+    def __str__(self) -> str:
+        return f"{self.drawn.call} {self.drawn.dtype}"
+
+
+def run(drawn: Sequence[Drawn], shapes: Sequence[Sequence[tuple[int, ...]]]) -> list[list[np.ndarray]]:
+    """The kernels' answers of those shapes, everything between unreadable pages."""
+    models = joined([model(call, dtype) for call, dtype, _ in drawn])
+    session = ob.session(models, kernels="native", session_options=options(2))
     binding = session.io_binding()
     kept = []
 
-    def place(name: str, array: np.ndarray, element: int, bind) -> int:
+    def place(name: str, array: np.ndarray, element: int, bind, *, at_end: bool) -> int:
         memory = Guarded(array.nbytes)
         kept.append(memory)
         address = memory.address(at_end=at_end)
@@ -133,21 +158,24 @@ def run(call: Call, dtype: str, shapes: Sequence[tuple[int, ...]], *, at_end: bo
         return address
 
     graph_inputs = {i.name for i in session.get_inputs()}
-    for spec, array in zip(BY_NAME[call.op].inputs, call.inputs, strict=False):
-        if array is not None and spec.name in graph_inputs:
-            tensor = spec.type_name == "T1"
-            typed = array.astype(DTYPES[dtype]) if tensor else array
-            element = ELEMENT_TYPES[dtype] if tensor else helper.np_dtype_to_tensor_dtype(array.dtype)
-            place(spec.name, np.array(typed, order="C"), element, binding.bind_input)
-    results: list[tuple[np.ndarray, int]] = []
-    for name, spec, shape in zip(results_of(call.op), BY_NAME[call.op].outputs, shapes, strict=True):
-        own = dtype if spec.type_name == "T1" else "f32"
-        result = np.full(shape, np.nan, np.float32).astype(DTYPES[own])  # what is not written shows
-        results.append((result, place(name, result, ELEMENT_TYPES[own], binding.bind_output)))
+    answers: list[list[tuple[np.ndarray, int]]] = []
+    for n, ((call, dtype, at_end), own_shapes) in enumerate(zip(drawn, shapes, strict=True)):
+        for spec, array in zip(BY_NAME[call.op].inputs, call.inputs, strict=False):
+            if array is not None and f"{n}/{spec.name}" in graph_inputs:
+                tensor = spec.type_name == "T1"
+                typed = array.astype(DTYPES[dtype]) if tensor else array
+                element = ELEMENT_TYPES[dtype] if tensor else helper.np_dtype_to_tensor_dtype(array.dtype)
+                place(f"{n}/{spec.name}", np.array(typed, order="C"), element, binding.bind_input, at_end=at_end)
+        answers.append([])
+        for name, spec, shape in zip(results_of(call.op), BY_NAME[call.op].outputs, own_shapes, strict=True):
+            own = dtype if spec.type_name == "T1" else "f32"
+            result = np.full(shape, np.nan, np.float32).astype(DTYPES[own])  # what is not written shows
+            address = place(f"{n}/{name}", result, ELEMENT_TYPES[own], binding.bind_output, at_end=at_end)
+            answers[-1].append((result, address))
     session.run_with_iobinding(binding)
-    for result, address in results:
+    for result, address in chain.from_iterable(answers):
         ctypes.memmove(result.ctypes.data, address, result.nbytes)
-    return [result.astype(np.float32) for result, _ in results]
+    return [[result.astype(np.float32) for result, _ in results] for results in answers]
 
 
 def spoilt(call: Call, rng: np.random.Generator) -> Call:
@@ -166,39 +194,74 @@ def spoilt(call: Call, rng: np.random.Generator) -> Call:
 
 
 def check(call: Call, dtype: str, *, at_end: bool) -> str:
-    """Run and compare; 'answered' or 'refused'."""
-    expected, reason = None, ""
+    """Run alone and compare; 'answered' or 'refused'."""
+    one = Drawn(call, dtype, at_end)
+    expected = reference(one)
+    for case in worth_running([(one, expected)]):
+        compare(case, *answers_of([case]))
+    return "refused" if expected is None else "answered"
+
+
+def check_all(drawn: Sequence[Drawn]) -> Counter[str]:
+    """Run together and compare; how many were 'answered' and 'refused'."""
+    cases = [(one, reference(one)) for one in drawn]
+    check_each(worth_running(cases), answers_of, compare)
+    return Counter("refused" if expected is None else "answered" for _, expected in cases)
+
+
+def reference(drawn: Drawn) -> list[np.ndarray] | None:
+    """The answers; None where the call is refused by both the reference and the kernel."""
+    call, dtype, _ = drawn
     try:
-        answers = evaluate_all(call.op, call.attributes, call.inputs, dtype)
-        expected = [answer.astype(np.float32) for answer in answers]
+        return [a.astype(np.float32) for a in evaluate_all(call.op, call.attributes, call.inputs, dtype)]
     except ob.OnnxBackpropError as e:
         reason = str(e)
-    if expected is None:
-        refusal = refused(call, dtype, at_end=at_end)
-        if f"{call.op}: " not in refusal:
-            raise SystemExit(f"{call} {dtype}: expected the refusal {reason!r}, got {refusal!r}")
-        return "refused"
-    if not all(answer.size for answer in expected):
-        return "answered"
-    for got, want in zip(run(call, dtype, [answer.shape for answer in expected], at_end=at_end), expected, strict=True):
+    refusal = refused(drawn)
+    if f"{call.op}: " not in refusal:
+        raise SystemExit(f"{call} {dtype}: expected the refusal {reason!r}, got {refusal!r}")
+    return None
+
+
+def worth_running(cases: Iterable[tuple[Drawn, list[np.ndarray] | None]]) -> list[Case]:
+    """Those with an answer that has elements."""
+    return [Case(one, expected) for one, expected in cases if expected and all(answer.size for answer in expected)]
+
+
+def answers_of(cases: Sequence[Case]) -> list[list[np.ndarray]]:
+    if not cases:
+        return []
+    return run([drawn for drawn, _ in cases], [[answer.shape for answer in expected] for _, expected in cases])
+
+
+def compare(case: Case, answers: list[np.ndarray]) -> None:
+    for got, want in zip(answers, case.expected, strict=True):
         scale = max(1.0, float(np.abs(want).max()))
-        np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE[dtype] * scale, err_msg=f"{call} {dtype}")
-    return "answered"
+        atol = TOLERANCE[case.drawn.dtype] * scale
+        np.testing.assert_allclose(got, want, rtol=0, atol=atol, err_msg=str(case))
 
 
-def refused(call: Call, dtype: str, *, at_end: bool) -> str:
+def refused(drawn: Drawn) -> str:
     """The text of the refusal, or what came instead."""
     try:
-        shapes = [(1,)] * len(BY_NAME[call.op].outputs)
-        return f"an answer of shape {run(call, dtype, shapes, at_end=at_end)[0].shape}"
+        shapes = [(1,)] * len(BY_NAME[drawn.call.op].outputs)
+        return f"an answer of shape {run([drawn], [shapes])[0][0].shape}"
     except Exception as e:  # noqa: BLE001 - onnxruntime's exceptions have no common base
         return str(e)
+
+
+def draw(seed: int, n: int) -> Drawn:
+    rng = np.random.default_rng([seed, n])
+    call = random_call(rng)
+    if n % 3 == 2:
+        call = spoilt(call, rng)
+    return Drawn(call, str(rng.choice(["f32", "f32", "f16", "bf16"])), n % 2 == 0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--together", type=int, default=40, help="calls of one session")
     parser.add_argument("--quiet", action="store_true", help="print only the summary")
     parser.add_argument("--shared", type=int, help="bytes that threads may share, so that small calls go in rounds")
     arguments = parser.parse_args()
@@ -208,18 +271,16 @@ def main() -> None:
             vars(module)["shared_limit"] = lambda *_: arguments.shared
     guard_scratch()
     assert native_kernels_work()
-    counts, least = {"answered": 0, "refused": 0}, winograd_tiles.MIN_WORK
-    for n in range(arguments.calls):
-        rng = np.random.default_rng([arguments.seed, n])
-        call = random_call(rng)
-        if n % 3 == 2:
-            call = spoilt(call, rng)
-        dtype = str(rng.choice(["f32", "f32", "f16", "bf16"]))
-        winograd_tiles.MIN_WORK = least if n % 4 < 2 else 0  # few of these calls have tiles enough
+    counts, least, waiting = Counter(answered=0, refused=0), winograd_tiles.MIN_WORK, deque(range(arguments.calls))
+    while waiting:
+        some = [waiting.popleft() for _ in range(min(arguments.together, len(waiting)))]
+        drawn = {n: draw(arguments.seed, n) for n in some}
         if not arguments.quiet:
-            print(n, call, dtype, flush=True)
-        counts[check(call, dtype, at_end=n % 2 == 0)] += 1
-    print(counts)
+            print("\n".join(f"{n} {one.call} {one.dtype}" for n, one in drawn.items()), flush=True)
+        for tiles in (least, 0):  # few of these calls have tiles enough
+            winograd_tiles.MIN_WORK = tiles
+            counts += check_all([one for n, one in drawn.items() if (n % 4 < 2) == (tiles > 0)])
+    print(dict(counts))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Memory that stays behind per session: python -m tests.ort_ops.sessions_in_memory --sessions 10000
 
-Each session makes plans for three shapes and is dropped. The first half does not count: allocators
-and threads settle.
+Each session has some kernels, of which each makes plans for three shapes, and is dropped. The first half does not
+count: allocators and threads settle.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 import onnx_backprop as ob
 from tests.support import single_op
+from tests.support.renamed import joined
 
 CONV = {
     "strides": [1, 1],
@@ -35,12 +36,12 @@ def resident() -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, required=True)
+    parser.add_argument("--kernels", type=int, default=1, help="of a session")
     arguments = parser.parse_args()
     w = np.ones((8, 4, 3, 3), np.float32)
-    model = ob.use_kernels(
-        single_op.model("ConvolutionBackwardData", CONV, [np.ones((1, 8, 5, 5), np.float32), w, np.zeros(4, np.int32)]),
-        "native",
-    )
+    dy, shape = np.ones((1, 8, 5, 5), np.float32), np.zeros(4, np.int32)
+    one = single_op.model("ConvolutionBackwardData", CONV, [dy, w, shape])
+    model = ob.use_kernels(joined([one] * arguments.kernels), "native")
     before = 0
     for n in range(arguments.sessions):
         if n == arguments.sessions // 2:
@@ -48,10 +49,11 @@ def main() -> None:
         session = ob.session(model, kernels=None, session_options=single_op.options(2))
         for length in (5, 6, 7):
             dy, shape = np.ones((1, 8, length, 5), np.float32), np.array([1, 4, length, 5], np.int32)
-            session.run(None, {"diff_dst": dy, "weights": w, "dst_shape": shape})
+            feeds = {"diff_dst": dy, "weights": w, "dst_shape": shape}
+            session.run(None, {f"{n}/{name}": v for n in range(arguments.kernels) for name, v in feeds.items()})
         del session
-    grown = (resident() - before) / (arguments.sessions - arguments.sessions // 2)
-    print(f"{arguments.sessions} sessions, {grown / 1024:.3f} KiB/session")
+    grown = (resident() - before) / (arguments.sessions - arguments.sessions // 2) / arguments.kernels
+    print(f"{arguments.sessions} sessions, {grown / 1024:.3f} KiB/kernel")
 
 
 if __name__ == "__main__":

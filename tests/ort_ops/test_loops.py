@@ -62,15 +62,15 @@ def test_sessions_run_the_loops_and_the_references_of_others(op: str, monkeypatc
         np.testing.assert_allclose(got, expected, rtol=1e-6, strict=True)
 
 
-@pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("attributes", [*NEAREST, *WEIGHTED], ids=lambda a: "-".join(map(str, a.values())))
-def test_taps_of_resize(attributes: Mapping[str, Any], coordinates: str) -> None:
+def test_taps_of_resize(attributes: Mapping[str, Any]) -> None:
     """Written out once more, they are those of the reference; both compute x in float32, so ties are the same.
 
     With exclude_outside cubic weights are divided by a sum that may be a thousandth: float64 has 13 digits left then.
     """
     atol = 0 if attributes["mode"] == "nearest" else 1e-11
-    for (length, out), own_scale in product(product((1, 2, 3, 5, 8, 14), (1, 2, 3, 6, 7, 17)), (None, 0.4, 1.0, 1.7)):
+    lengths, scales = product((1, 2, 3, 5, 8, 14), (1, 2, 3, 6, 7, 17)), (None, 0.4, 1.0, 1.7)
+    for coordinates, (length, out), own_scale in product(COORDINATES, lengths, scales):
         axis = ResizeAxis(
             length=length,
             out=out,

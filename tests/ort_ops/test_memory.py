@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -23,7 +23,8 @@ from onnx_backprop.ort_ops.runtime.scratch import block_bytes
 from tests.declarations.calls import Call
 from tests.declarations.registry import DECLARED, random_call
 from tests.ort_ops.planned import CONV_OPS, Shapes, convolution, numbers, pool, random_convolution, random_pool, to_data
-from tests.support import single_op
+from tests.support import checks, single_op
+from tests.support.batch import calls_together, check_each, switched
 from tests.support.checks import assert_rounded, evaluate
 
 FIXED = 9 << 19  # 4.5 MiB per thread and once more for the call: a block of 4 MiB, and tables
@@ -156,13 +157,36 @@ def test_random_convolutions(processors: int) -> None:
 # ----- what is measured is what plans say ------
 
 
-def measured(call: Call, dtype: str, threads: int) -> int:
-    """Bytes of scratch that a run takes at most."""
-    model = single_op.model(call.op, call.attributes, call.inputs, dtype=dtype)
-    session = ob.session(model, kernels="native", session_options=single_op.options(threads))
-    bridge.scratch_peak(anew=True)
-    session.run(None, single_op.feeds(call.op, call.inputs))
-    return bridge.scratch_peak()
+def measured(calls: Sequence[tuple[Call, str]], threads: int) -> list[int]:
+    """Bytes of scratch that a run of each call in its type takes at most; they share a session."""
+    models = [single_op.model(call.op, call.attributes, call.inputs, dtype=dtype) for call, dtype in calls]
+    session = ob.session(switched(models), kernels="native", session_options=single_op.options(threads))
+    fed = {f"{n}/{k}": v for n, (call, _) in enumerate(calls) for k, v in single_op.feeds(call.op, call.inputs).items()}
+    taken = {value.name for value in session.get_inputs()}
+    fed = {name: array for name, array in fed.items() if name in taken}
+    off, peaks = {f"{n}/on": np.array(False) for n in range(len(calls))}, []
+    for one in off:
+        bridge.scratch_peak(anew=True)
+        session.run(None, fed | off | {one: np.array(True)})
+        peaks.append(bridge.scratch_peak())
+    return peaks
+
+
+def compare(calls: Sequence[Call], dtypes: Sequence[str], *, error: float = 0.0) -> None:
+    """The native kernels beside the reference, of numbers that are exact in every type, and so are their sums."""
+
+    def run(some: Sequence[Call]) -> list[tuple[list[np.ndarray], ...]]:
+        given = [(call.op, call.attributes, call.inputs) for call in some]
+        return list(zip(*(calls_together(given, "native", dtype=dtype)() for dtype in dtypes), strict=True))
+
+    def check(call: Call, answers: tuple[list[np.ndarray], ...]) -> None:
+        exact = evaluate(call.op, call.attributes, call.inputs)
+        for dtype, (got, *_) in zip(dtypes, answers, strict=True):
+            assert_rounded(
+                got, exact.astype(checks.DTYPES[dtype]).astype(np.float32), dtype, error=error, message=dtype
+            )
+
+    check_each(calls, run, check)
 
 
 def planned(call: Call) -> Shapes:
@@ -192,16 +216,16 @@ MEASURED = [
 ]
 
 
-@pytest.mark.parametrize("shapes", MEASURED, ids=str)
-def test_convolutions_take_what_their_plans_say(shapes: Shapes) -> None:
-    call = whole(shapes)
-    for dtype in DTYPES:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_convolutions_take_what_their_plans_say(dtype: str) -> None:
+    calls = [(whole(shapes), dtype) for shapes in MEASURED]
+    peaks = zip(*(measured(calls, threads) for threads in (1, 2, 8)), strict=True)
+    for shapes, (one, *others) in zip(MEASURED, peaks, strict=True):
         plan = shapes.plan(dtype)
-        one = block_bytes(plan.shared) + block_bytes(plan.per_thread)
-        assert measured(call, dtype, 1) == one, dtype
-        for threads in (2, 8):
-            most = block_bytes(plan.shared) + threads * block_bytes(plan.per_thread)
-            assert one <= measured(call, dtype, threads) <= most, (dtype, threads)
+        shared, own = block_bytes(plan.shared), block_bytes(plan.per_thread)
+        assert one == shared + own, shapes
+        for threads, more in zip((2, 8), others, strict=True):
+            assert one <= more <= shared + threads * own, (shapes, threads)
 
 
 def test_random_pools() -> None:
@@ -216,13 +240,11 @@ def test_random_pools() -> None:
 def test_the_bias_takes_what_its_plan_says(data_format: str, shape: tuple[int, ...]) -> None:
     shapes = Shapes("BiasAddBackward", {"data_format": data_format}, (shape,))
     call = whole(shapes)
-    for dtype in DTYPES:
-        for threads in (1, 2, 8):
-            assert measured(call, dtype, threads) == block_bytes(shapes.plan(dtype).shared)
-        require_little(shapes, 1)
-        expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
-        got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="native")
-        np.testing.assert_array_equal(got, expected, strict=True)
+    for threads in (1, 2, 8):
+        peaks = measured([(call, dtype) for dtype in DTYPES], threads)
+        assert peaks == [block_bytes(shapes.plan(dtype).shared) for dtype in DTYPES], threads
+    require_little(shapes, 1)
+    compare([call], DTYPES)
 
 
 def norm(rows: int, channels: int) -> Shapes:
@@ -239,30 +261,35 @@ def test_norms_over_rows_of_channels() -> None:
 
 
 # in blocks; in parts; both
-@pytest.mark.parametrize("shapes", [norm(3, 9000), norm(5000, 63), norm(1200, 2300)], ids=str)
-def test_norms_take_what_their_plans_say(shapes: Shapes) -> None:
-    call = whole(shapes)
-    for dtype in DTYPES:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_take_what_their_plans_say(dtype: str) -> None:
+    """In blocks; in parts; both."""
+    norms = [norm(3, 9000), norm(5000, 63), norm(1200, 2300)]
+    calls = [(whole(shapes), dtype) for shapes in norms]
+    peaks = zip(*(measured(calls, threads) for threads in (1, 2, 8)), strict=True)
+    for shapes, (taken, *others) in zip(norms, peaks, strict=True):
         plan = shapes.plan(dtype)
         one = block_bytes(plan.shared) + block_bytes(plan.per_thread)
-        assert measured(call, dtype, 1) == one, dtype
-        for threads in (2, 8):
-            assert one <= measured(call, dtype, threads) <= one + (threads - 1) * block_bytes(plan.per_thread), dtype
+        assert taken == one, shapes
+        for threads, more in zip((2, 8), others, strict=True):
+            assert one <= more <= one + (threads - 1) * block_bytes(plan.per_thread), (shapes, threads)
 
 
-def test_batch_norms_take_what_their_plans_say() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_batch_norms_take_what_their_plans_say(dtype: str) -> None:
     """Channels of NCX take nothing, rows a block for every thread."""
+    norms = []
     for data_format, shape in (("NCX", (2, 300, 40)), ("NCX", (9, 5000)), ("NXC", (7, 5000)), ("NXC", (900, 3))):
         attributes = {"epsilon": 0.5, "momentum": 0.75, "data_format": data_format}
         channels = shape[1 if data_format == "NCX" else -1]
-        shapes = Shapes("BatchNormForwardTraining", attributes, (shape, (channels,), (channels,)))
-        call = whole(shapes)
-        for dtype in DTYPES:
+        norms.append(Shapes("BatchNormForwardTraining", attributes, (shape, (channels,), (channels,))))
+    calls = [(whole(shapes), dtype) for shapes in norms]
+    for threads in (1, 2):
+        for shapes, taken in zip(norms, measured(calls, threads), strict=True):
             own = shapes.plan(dtype).per_thread
-            assert (own > 0) == (len(shape) == 2)
+            assert (own > 0) == (len(shapes.inputs[0] or ()) == 2)
             one = block_bytes(own) if own else 0
-            for threads in (1, 2):
-                assert one <= measured(call, dtype, threads) <= threads * one, (shape, dtype, threads)
+            assert one <= taken <= threads * one, (shapes, threads)
 
 
 def resize(case: Interpolation) -> Call:
@@ -277,24 +304,25 @@ def resize(case: Interpolation) -> Call:
     return Call("InterpolateBackward", attributes, [x, dy], 0)
 
 
-@pytest.mark.parametrize("case", INTERPOLATIONS, ids=lambda case: case.name)
-def test_interpolations_of_the_benchmarks(case: Interpolation) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_interpolations_of_the_benchmarks(dtype: str) -> None:
     """One thread takes one block, so as many threads take as many; the tables are those of a plan."""
-    call = resize(case)
-    for dtype in DTYPES:
-        assert 0 < measured(call, dtype, 1) <= block_bytes(1)
-    assert measured(call, "f32", 2) <= 2 * block_bytes(1)
-    if case.mode != "cubic":
-        assert planned(call).plan("f32").words.nbytes < FIXED - block_bytes(1)
+    calls = [(resize(case), dtype) for case in INTERPOLATIONS]
+    for case, taken in zip(INTERPOLATIONS, measured(calls, 1), strict=True):
+        assert 0 < taken <= block_bytes(1), case
+    if dtype == "f32":
+        for case, (call, _), taken in zip(INTERPOLATIONS, calls, measured(calls, 2), strict=True):
+            assert taken <= 2 * block_bytes(1), case
+            assert case.mode == "cubic" or planned(call).plan("f32").words.nbytes < FIXED - block_bytes(1), case
 
 
 def test_no_kernel_takes_more_than_a_block_for_each_thread_of_a_small_call() -> None:
     """All operators, and that nothing stays in use behind a call."""
     taken = {}
-    for seed, op in enumerate(sorted(DECLARED) * 5):
-        call = random_call(np.random.default_rng([8, seed]), op)
-        for threads in (1, 2):
-            extra = measured(call, DTYPES[seed % 2], threads)
+    drawn = [random_call(np.random.default_rng([8, seed]), op) for seed, op in enumerate(sorted(DECLARED) * 5)]
+    calls = [(call, DTYPES[seed % 2]) for seed, call in enumerate(drawn)]
+    for threads in (1, 2):
+        for (call, _), extra in zip(calls, measured(calls, threads), strict=True):
             assert extra <= (threads + 1) * block_bytes(1), (call, threads)
             taken[call.op] = max(taken.get(call.op, 0), extra)
     assert {op: extra > 0 for op, extra in taken.items()} == {op: d.workspace for op, d in DECLARED.items()}
@@ -310,7 +338,7 @@ def test_pools_in_small_bands(monkeypatch: pytest.MonkeyPatch, data_format: str,
     """However few sums and taps fit: windows over each other and side by side, of the whole image, long rows."""
     monkeypatch.setattr(max_pool_backward, "MAX_HELD", limit)
     monkeypatch.setattr(max_pool_backward, "MAX_LISTED", taps)
-    for batch, channels, lengths, kernel, strides, pads in (
+    pools = (
         (2, 3, (9000,), (3,), (2,), (1,)),
         (1, 150, (40,), (5,), (1,), (2,)),
         (2, 20, (11, 13), (3, 2), (2, 2), (1, 0)),
@@ -318,12 +346,8 @@ def test_pools_in_small_bands(monkeypatch: pytest.MonkeyPatch, data_format: str,
         (1, 33, (7, 9), (7, 9), (1, 1), (0, 0)),
         (1, 17, (6, 5, 9), (2, 2, 3), (1, 2, 1), (1, 0, 1)),
         (2, 2, (5, 9001), (2, 2), (1, 1), (0, 1)),
-    ):
-        call = whole(pool(batch, channels, lengths, kernel, strides, pads, data_format))
-        for dtype in ("f32", "f16", "bf16"):
-            expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
-            got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="native")
-            np.testing.assert_array_equal(got, expected, strict=True, err_msg=f"{call} {dtype}")
+    )
+    compare([whole(pool(*given, data_format)) for given in pools], ("f32", "f16", "bf16"))
 
 
 # batch, channels of source and destination, lengths of the destination, kernel, strides, groups
@@ -357,12 +381,7 @@ def test_rounds_change_nothing(monkeypatch: pytest.MonkeyPatch, tiles: int, data
     less = sum(now < was for was, now in zip(before, after, strict=True))
     assert sharing >= len(calls) // 2
     assert less >= sharing // (3 if limit > 100_000 else 2), f"{less} of {sharing} share less"
-    for shapes in calls:
-        call = whole(shapes)
-        for dtype in ("f32", "bf16"):
-            expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
-            got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="native")
-            assert_rounded(got, expected, dtype, error=ERRORS[tiles], message=f"{call} {dtype}")
+    compare([whole(shapes) for shapes in calls], ("f32", "bf16"), error=ERRORS[tiles])
 
 
 # sharing some rows at a time pays where a row of tiles fills less than half a vector
@@ -394,7 +413,7 @@ def test_winograd_shares_images_where_weights_are_large(
 ) -> None:
     """All of them, some rows at a time, some channels at a time; several groups."""
     monkeypatch.setattr(winograd_plan, "shared_limit", lambda *_: limit * (tiles + 2) ** 2 // 16)
-    turned = channels[::-1]
+    turned, planned_bytes, calls = channels[::-1], [], []
     for op, both in (
         ("Convolution", channels),
         ("ConvTransposeBackwardData", channels),
@@ -406,11 +425,10 @@ def test_winograd_shares_images_where_weights_are_large(
         plan = shapes.plan("f32")
         wanted = winograd_weights.MULTIPLY if op.endswith("Weights") else winograd_kernel.MULTIPLY_IMAGES
         assert wanted in [stage for stage, _ in plan.stages], op
-        call = whole(shapes)
+        planned_bytes.append(block_bytes(plan.shared) + block_bytes(plan.per_thread))
+        calls.append(whole(shapes))
         if op == "Convolution":
-            call.inputs.append(np.arange(both[1], dtype=np.float32) % 7)
-        for dtype in ("f32", "f16"):
-            expected = evaluate(call.op, call.attributes, call.inputs, dtype).astype(np.float32)
-            got = single_op.run(call.op, call.attributes, call.inputs, dtype=dtype, kernels="native")
-            assert_rounded(got, expected, dtype, error=ERRORS[tiles], message=f"{call} {dtype}")
-            assert measured(call, dtype, 1) == block_bytes(plan.shared) + block_bytes(plan.per_thread)
+            calls[-1].inputs.append(np.arange(both[1], dtype=np.float32) % 7)
+    compare(calls, ("f32", "f16"), error=ERRORS[tiles])
+    for dtype in ("f32", "f16"):
+        assert measured([(call, dtype) for call in calls], 1) == planned_bytes, dtype

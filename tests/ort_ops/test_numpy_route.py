@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 import onnx
@@ -16,8 +17,10 @@ import onnx_backprop as ob
 from onnx_backprop.opset.functions.numpy import NUMPY_DOMAIN
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.ort_ops.numpy_route import _Result
+from tests.declarations.declaration import Example
 from tests.declarations.registry import EXAMPLES
 from tests.support import single_op
+from tests.support.batch import calls_together, check_each
 
 f32 = np.float32
 CONV_DATA = {
@@ -34,14 +37,19 @@ each_route = pytest.mark.parametrize("kernels", PYTHON_KERNELS)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.id)
-def test_worked_examples(example, dtype: str) -> None:
+def test_worked_examples(dtype: str) -> None:
     """The examples are small numbers: only what a type cannot hold is rounded, once."""
-    got = single_op.run(example.op, example.attributes, example.arrays(), dtype=dtype)
-    expected = f32(example.expected)
     tolerance = {"f32": 1e-6, "f16": 2.0**-11, "bf16": 2.0**-8}[dtype]
-    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=0)
-    assert got.shape == expected.shape
+
+    def run(examples: Sequence[Example]) -> list[list[np.ndarray]]:
+        return calls_together([(e.op, e.attributes, e.arrays()) for e in examples], "numpy", dtype=dtype)()
+
+    def check(example: Example, answers: list[np.ndarray]) -> None:
+        expected = f32(example.expected)
+        np.testing.assert_allclose(answers[0], expected, rtol=tolerance, atol=0)
+        assert answers[0].shape == expected.shape
+
+    check_each(EXAMPLES, run, check)
 
 
 def test_models_pass_the_checker_before_and_after_attaching_kernels() -> None:

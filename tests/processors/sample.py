@@ -91,7 +91,7 @@ def kinds(every: int) -> Iterator[str]:
         (test_depthwise.CASES[::2], test_depthwise.run_case),
         (
             test_depthwise_cells.CASES[1:13:2],
-            lambda case, dtype, rng: test_depthwise_cells.run_case(case, rng, (dtype,)),
+            lambda case, dtype, rng: test_depthwise_cells.run_cases([case], rng, (dtype,)),
         ),
         (test_panels.CASES[::2], test_panels.run_case),
         (test_winograd.CASES[::2], winograd),

@@ -5,6 +5,7 @@ The references in float64 are the oracle. `KNOWLEDGE` says what a model tells of
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import checker, shape_inference
+from onnx import ModelProto, checker, shape_inference
 
 import onnx_backprop as ob
 from onnx_backprop.opset.maths.interpolation import Taps, matrix, onednn_taps, resample_taps
@@ -38,10 +39,12 @@ from tests.opset.bodies.body_models import (
     run,
 )
 from tests.support import single_op
+from tests.support.batch import check_each, together
 from tests.support.checks import evaluate
 
 f32 = np.float32
 OPS = ("InterpolateBackward", "InterpolateBackprop", "ResampleGrad", "ResizeGrad")
+PUBLISHED = [example for example in EXAMPLES if example.op in OPS]
 LENGTHS = range(1, 10)
 Shape = tuple[int, ...]
 
@@ -50,27 +53,40 @@ Shape = tuple[int, ...]
 
 
 @pytest.mark.parametrize("dtype", list(single_op.ELEMENT_TYPES))
-@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.op in OPS], ids=lambda e: e.id)
-def test_worked_examples(example: Example, dtype: str) -> None:
+def test_worked_examples(dtype: str) -> None:
     """The model and its body pass onnx's checker and strict inference too."""
-    model = single_op.model(example.op, example.attributes, example.arrays(), dtype=dtype)
-    with_body = ob.use_kernels(model, "onnx")
-    with_body.graph.output[0].type.tensor_type.shape.CopyFrom(onnx.TensorShapeProto())
-    for axis in range(f32(example.expected).ndim):  # full_check asks for a shape
-        with_body.graph.output[0].type.tensor_type.shape.dim.add().dim_param = f"out_{axis}"
-    checker.check_model(with_body, full_check=True)
-    shape_inference.infer_shapes(with_body, check_type=True, strict_mode=True, data_prop=True)
-    got = run(plain_session(model), example.op, example.arrays())
-    expected = f32(example.expected)
     tolerance = {"f32": 1e-6, "f16": 2.0**-11, "bf16": 2.0**-8}[dtype]
-    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=1e-7, strict=True)
+
+    def model(example: Example) -> ModelProto:
+        return single_op.model(example.op, example.attributes, example.arrays(), dtype=dtype)
+
+    def check(example: Example, answers: list[np.ndarray]) -> None:
+        with_body, expected = ob.use_kernels(model(example), "onnx"), f32(example.expected)
+        with_body.graph.output[0].type.tensor_type.shape.CopyFrom(onnx.TensorShapeProto())
+        for axis in range(expected.ndim):  # full_check asks for a shape
+            with_body.graph.output[0].type.tensor_type.shape.dim.add().dim_param = f"out_{axis}"
+        checker.check_model(with_body, full_check=True)
+        shape_inference.infer_shapes(with_body, check_type=True, strict_mode=True, data_prop=True)
+        np.testing.assert_allclose(answers[0], expected, rtol=tolerance, atol=1e-7, strict=True)
+
+    check_each(PUBLISHED, lambda examples: answers_of(examples, model), check)
 
 
-@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.op in OPS], ids=lambda e: e.id)
-def test_worked_examples_of_static_models(example: Example) -> None:
-    for constants in (True, False):
-        got = answer(example.op, example.attributes, example.arrays(), "static", constants=constants)
-        np.testing.assert_allclose(got, f32(example.expected), rtol=1e-6, atol=1e-7, strict=True)
+@pytest.mark.parametrize("constants", [True, False])
+def test_worked_examples_of_static_models(constants: bool) -> None:
+    def model(example: Example) -> ModelProto:
+        return model_of(example.op, example.attributes, example.arrays(), "static", constants)
+
+    def check(example: Example, answers: list[np.ndarray]) -> None:
+        np.testing.assert_allclose(answers[0], f32(example.expected), rtol=1e-6, atol=1e-7, strict=True)
+
+    check_each(PUBLISHED, lambda examples: answers_of(examples, model), check)
+
+
+def answers_of(examples: Sequence[Example], model: Callable[[Example], ModelProto]) -> list[list[np.ndarray]]:
+    """All in one session."""
+    feeds = [single_op.feeds(example.op, example.arrays()) for example in examples]
+    return together([model(example) for example in examples], feeds, plain_session)()
 
 
 def test_bodies_use_standard_operators_only() -> None:
@@ -94,17 +110,18 @@ def test_spec_matrices(mode: str, coordinates: str, data_format: str) -> None:
     """Every pair of lengths, those that tie among them, as constants and worked out by one session."""
     attributes = {"mode": mode, "coordinate_transformation_mode": coordinates, "data_format": data_format}
     last = data_format == "NXC"
-    dynamic = None
-    for length, out in product(LENGTHS, LENGTHS):
+    op, pairs = "InterpolateBackward", list(product(LENGTHS, LENGTHS))
+    given: list[list[np.ndarray]] = []
+    for length, out in pairs:
         source, identity = np.zeros((out, 1, length), f32), np.eye(out, dtype=f32)[:, None]
-        arrays = [source, identity] if not last else [np.moveaxis(source, 1, 2), np.moveaxis(identity, 1, 2)]
-        if dynamic is None:
-            dynamic = plain_session(model_of("InterpolateBackward", attributes, arrays, "symbolic", False))
-        static = plain_session(model_of("InterpolateBackward", attributes, arrays, "static", False))
+        given.append([np.moveaxis(source, 1, 2), np.moveaxis(identity, 1, 2)] if last else [source, identity])
+    dynamic = plain_session(model_of(op, attributes, given[0], "symbolic", False))
+    models = [model_of(op, attributes, arrays, "static", False) for arrays in given]
+    static = together(models, [single_op.feeds(op, arrays) for arrays in given], plain_session)()
+    for (length, out), arrays, (known,) in zip(pairs, given, static, strict=True):
         taps = onednn_taps(mode, coordinates, length, out)
-        for session in (static, dynamic):
-            got = run(session, "InterpolateBackward", arrays).reshape(out, length)
-            assert_matrix(got, taps, 0, (length, out, session is dynamic))
+        for got, what in ((known, "static"), (run(dynamic, op, arrays), "dynamic")):
+            assert_matrix(got.reshape(out, length), taps, 0, (length, out, what))
 
 
 RESAMPLES = [
@@ -124,20 +141,20 @@ def test_resample_matrices(mode: str, numbers: tuple[list[float], ...]) -> None:
     names = ("scales", "input_pixel_offsets", "output_pixel_offsets")
     attributes = {"interpolation_mode": mode} | dict(zip(names, given, strict=True))
     scale, first, second = (float(f32(n[0])) if n else d for n, d in zip(numbers, (None, 0.5, -0.5), strict=True))
-    dynamic = None
-    for length, out in product(range(1, 16), range(1, 18)):
-        arrays = [np.eye(out, dtype=f32), int32s([out, length])]
-        if dynamic is None:
-            dynamic = plain_session(model_of("ResampleGrad", attributes, arrays, "symbolic", False))
-        sessions = [dynamic]
-        if length % 3 == out % 3:
-            sessions.append(plain_session(model_of("ResampleGrad", attributes, arrays, "static", True)))
-        assert scale is None or isinstance(scale, float)
-        assert first is not None
-        assert second is not None
+    op, pairs = "ResampleGrad", list(product(range(1, 16), range(1, 18)))
+    given_arrays = {(length, out): [np.eye(out, dtype=f32), int32s([out, length])] for length, out in pairs}
+    dynamic = plain_session(model_of(op, attributes, given_arrays[pairs[0]], "symbolic", False))
+    known = {pair: arrays for pair, arrays in given_arrays.items() if pair[0] % 3 == pair[1] % 3}
+    models = [model_of(op, attributes, arrays, "static", True) for arrays in known.values()]
+    answers = together(models, [single_op.feeds(op, arrays) for arrays in known.values()], plain_session)()
+    static = dict(zip(known, answers, strict=True))
+    assert scale is None or isinstance(scale, float)
+    assert first is not None
+    assert second is not None
+    for (length, out), arrays in given_arrays.items():
         taps = resample_taps(mode, length, out, scale, first, second)
-        for session in sessions:
-            assert_matrix(run(session, "ResampleGrad", arrays), taps, 0, (length, out, session is dynamic))
+        for got in (run(dynamic, op, arrays), *static.get((length, out), ())):
+            assert_matrix(got, taps, 0, (length, out))
 
 
 RESIZES = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import onnx_backprop as ob
 from onnx_backprop.opset.bodies.interpolation import forms
+from onnx_backprop.opset.functions import onnx as onnx_route
 from tests.opset.bodies.body_models import RESAMPLE, SPEC, assert_right, floats, int32s, int64s, model_of
 from tests.support.checks import one_node_model
 
@@ -57,6 +59,7 @@ def test_every_form(
     op, attributes, source, out, operators = case
     if emitted:
         monkeypatch.setattr(forms, "CONSTANT_BYTES", 0)
+        monkeypatch.setattr(onnx_route, "_written", OrderedDict())
     dy, zeros = rng.standard_normal(out).astype(f32), np.zeros(source, f32)
     arrays: list[np.ndarray | None] = [zeros, dy]
     if op == "ResampleGrad":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,13 +12,13 @@ from onnx import checker, helper, shape_inference
 
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
-from tests.declarations.calls import to_data
+from tests.declarations.calls import Call, to_data
 from tests.opset.bodies.body_models import KNOWLEDGE, answer
 from tests.opset.operators import naive
 from tests.opset.operators.test_pooling import geometry
 from tests.support import single_op
 from tests.support.adjoint import forward_session
-from tests.support.batch import calls_together
+from tests.support.batch import calls_together, check_each
 from tests.support.checks import evaluate, one_node_model
 
 f32 = np.float32
@@ -211,19 +213,26 @@ SIZES = [  # lengths, kernel, strides, pads: whole registers and their tails, on
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("layout", ["NCX", "NXC"])
-@pytest.mark.parametrize(("lengths", "kernel", "strides", "pads"), SIZES)
-def test_sizes(rng, lengths, kernel, strides, pads, layout: str, dtype: str, kernels: str) -> None:
-    outs = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip(lengths, kernel, strides, pads, strict=True)]
-    dy = rng.standard_normal((2, 21, *outs)).astype(f32)
-    for exclude_pad in (0, 1):
+def test_sizes(rng, dtype: str, kernels: str) -> None:
+    calls: list[Call] = []
+    for (lengths, kernel, strides, pads), layout in product(SIZES, ("NCX", "NXC")):
+        outs = [(n + 2 * p - k) // s + 1 for n, k, s, p in zip(lengths, kernel, strides, pads, strict=True)]
+        inputs: Inputs = [
+            to_data(rng.standard_normal((2, 21, *outs)).astype(f32), layout),
+            shape_of((2, 21), lengths, layout),
+        ]
         attributes = {"kernel": kernel, "strides": strides, "pads_begin": pads, "pads_end": pads, "data_format": layout}
-        attributes |= {"exclude_pad": exclude_pad}
-        inputs: Inputs = [to_data(dy, layout), shape_of((2, 21), lengths, layout)]
-        got = single_op.run(AP, attributes, inputs, dtype=dtype, kernels=kernels)
-        expected = evaluate(AP, attributes, inputs, dtype).astype(f32)
+        calls += [Call(AP, attributes | {"exclude_pad": exclude_pad}, inputs, 0) for exclude_pad in (0, 1)]
+
+    def run(some: Sequence[Call]) -> list[list[np.ndarray]]:
+        return calls_together([(c.op, c.attributes, c.inputs) for c in some], kernels, dtype=dtype)()
+
+    def check(call: Call, answers: list[np.ndarray]) -> None:
+        expected = evaluate(AP, call.attributes, call.inputs, dtype).astype(f32)
         bound = {"f32": 2e-6, "f16": 2e-3, "bf16": 2e-2}[dtype] * max(1, float(np.abs(expected).max()))
-        np.testing.assert_allclose(got, expected, rtol=0, atol=bound, err_msg=str(attributes))
+        np.testing.assert_allclose(answers[0], expected, rtol=0, atol=bound)
+
+    check_each(calls, run, check)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -15,6 +15,7 @@ from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
 from onnx_backprop.ort_ops.convolution.problem import correlation
 from tests.ort_ops.planned import numbers
 from tests.support import single_op
+from tests.support.batch import calls_together
 from tests.support.checks import evaluate
 
 f32 = np.float32
@@ -48,12 +49,12 @@ def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> Non
     bias = rng.integers(-3, 4, channels).astype(f32)
     y = evaluate("Convolution", attrs, [x, w, bias])
     dy = rng.integers(-3, 4, y.shape).astype(f32)
-    for op, inputs in (
-        ("Convolution", [x, w, bias]),
-        ("ConvolutionBackwardData", [dy, w, np.array(x.shape, np.int32)]),
-        ("ConvolutionBackwardWeights", [x, dy, np.array(w.shape, np.int32)]),
-    ):
-        got = single_op.run(op, attrs, inputs, kernels="native", dtype=dtype)
+    calls = [
+        ("Convolution", attrs, [x, w, bias]),
+        ("ConvolutionBackwardData", attrs, [dy, w, np.array(x.shape, np.int32)]),
+        ("ConvolutionBackwardWeights", attrs, [x, dy, np.array(w.shape, np.int32)]),
+    ]
+    for (op, _, inputs), (got,) in zip(calls, calls_together(calls, "native", dtype=dtype)(), strict=True):
         expected = evaluate(op, attrs, inputs, dtype).astype(f32)
         np.testing.assert_array_equal(got, expected, err_msg=f"{op} {case} {dtype}", strict=True)
 

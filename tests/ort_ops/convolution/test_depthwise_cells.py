@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
 from tests.ort_ops.planned import Shapes, numbers
 from tests.support import single_op
-from tests.support.batch import calls_together
+from tests.support.batch import calls_together, check_each
 from tests.support.checks import DTYPES, evaluate
 
 f32 = np.float32
@@ -80,19 +80,30 @@ def calls(case: tuple[Any, ...], rng: np.random.Generator) -> list[tuple[str, di
     ]
 
 
-def run_case(case: tuple[Any, ...], rng: np.random.Generator, dtypes: Iterable[str] = DTYPES) -> None:
-    several = calls(case, rng)
-    exact = [evaluate(op, attrs, inputs) for op, attrs, inputs in several]
-    for dtype in dtypes:
-        answers = calls_together(several, "native", dtype=dtype)()
-        for (op, *_), (got,), expected in zip(several, answers, exact, strict=True):
-            rounded = expected.astype(DTYPES[dtype]).astype(f32)
-            np.testing.assert_array_equal(got, rounded, err_msg=f"{op} {case} {dtype}", strict=True)
+def run_cases(
+    cases: Sequence[tuple[Any, ...]], rng: np.random.Generator, dtypes: Sequence[str] = tuple(DTYPES)
+) -> None:
+    """All of them in one session for each type."""
+    of_case = [calls(case, rng) for case in cases]
+    told = [f"{op} {case}" for case, several in zip(cases, of_case, strict=True) for op, *_ in several]
+    given = [call for several in of_case for call in several]
+    exact = [evaluate(*call) for call in given]
+
+    def run(some: Sequence[int]) -> list[tuple[np.ndarray, ...]]:
+        chosen = [given[n] for n in some]
+        together = [calls_together(chosen, "native", dtype=dtype)() for dtype in dtypes]
+        return [tuple(answers[0] for answers in of_types) for of_types in zip(*together, strict=True)]
+
+    def check(n: int, answers: tuple[np.ndarray, ...]) -> None:
+        for dtype, got in zip(dtypes, answers, strict=True):
+            rounded = exact[n].astype(DTYPES[dtype]).astype(f32)
+            np.testing.assert_array_equal(got, rounded, err_msg=f"{told[n]} {dtype}", strict=True)
+
+    check_each(range(len(given)), run, check)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_against_the_reference(rng, case) -> None:
-    run_case(case, rng)
+def test_against_the_reference(rng) -> None:
+    run_cases(CASES, rng)
 
 
 def turned(case: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -102,9 +113,8 @@ def turned(case: tuple[Any, ...]) -> tuple[Any, ...]:
     return batch, enough, lengths, kernel, changes | {"data_format": "NCX"}
 
 
-@pytest.mark.parametrize("case", [turned(case) for case in CASES], ids=str)
-def test_channels_that_are_turned_into_lanes(rng, case) -> None:
-    run_case(case, rng)
+def test_channels_that_are_turned_into_lanes(rng) -> None:
+    run_cases([turned(case) for case in CASES], rng)
 
 
 def few(case: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -113,9 +123,8 @@ def few(case: tuple[Any, ...]) -> tuple[Any, ...]:
     return batch, min(channels, (3 * VECTOR - 1) // 4), lengths, kernel, changes | {"data_format": "NCX"}
 
 
-@pytest.mark.parametrize("case", [few(case) for case in CASES], ids=str)
-def test_channels_too_few_for_lanes(rng, case) -> None:
-    run_case(case, rng)
+def test_channels_too_few_for_lanes(rng) -> None:
+    run_cases([few(case) for case in CASES], rng)
 
 
 def test_which_channels_are_turned_into_lanes(rng) -> None:
@@ -178,8 +187,7 @@ def test_rounds_and_small_bands(rng, monkeypatch: pytest.MonkeyPatch, limit: int
     """However little may be shared, and whatever the bands."""
     monkeypatch.setattr(problem, "shared_limit", lambda *_: limit)
     monkeypatch.setattr(block_sizes, "CELLS_FLOATS", 8 * limit)
-    for case in (CASES[2], CASES[7], CASES[12], (4, 9 * VECTOR - 5, (19, 23), (3, 3), {})):
-        run_case(case, rng, ("f32", "f16"))
+    run_cases((CASES[2], CASES[7], CASES[12], (4, 9 * VECTOR - 5, (19, 23), (3, 3), {})), rng, ("f32", "f16"))
 
 
 def test_results_past_the_caches(rng, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +195,8 @@ def test_results_past_the_caches(rng, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather_plan, "last_level_cache", lambda: 0)
     attrs, (x, w, _) = operands(CASES[1], rng)
     assert numbers(Shapes("Convolution", attrs, (x.shape, w.shape)).plan("f32"), par.Gather).streamed
-    for case in (*CASES[:4], CASES[6], (2, 4 * VECTOR, (5, 3), (3, 3), {}), (3, VECTOR, (4, 40), (5, 5), {})):
-        run_case(case, rng, ("f32", "f16"))
+    more = ((2, 4 * VECTOR, (5, 3), (3, 3), {}), (3, VECTOR, (4, 40), (5, 5), {}))
+    run_cases((*CASES[:4], CASES[6], *more), rng, ("f32", "f16"))
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])

@@ -5,12 +5,14 @@ A single channel has sums of its own: the taps along a row of the kernel take th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.batch import calls_together
+from tests.declarations.calls import Call
+from tests.support.batch import calls_together, check_each
 from tests.support.checks import evaluate
 
 LONGEST = {1: 70, 2: 22, 3: 8}
@@ -58,12 +60,18 @@ def problem(
 def test_random_problems(axes: int, single: bool) -> None:
     """Strides of an axis beside axes that a kernel of one cell reads whole had been wrong without an error."""
     rng = np.random.default_rng(axes)
-    for number in range(40):
-        calls = [
-            (op, attributes, [rng.standard_normal(shape).astype(np.float32) for shape in shapes])
-            for op, attributes, shapes in problem(rng, axes, single=single)
-        ]
-        for (op, attributes, inputs), (got,) in zip(calls, calls_together(calls, "native")(), strict=True):
-            exact = evaluate(op, attributes, inputs)
-            told = f"seed {axes}, problem {number}: {op} {attributes} {[i.shape for i in inputs]}"
-            np.testing.assert_allclose(got, exact, atol=3e-6 * max(np.abs(exact).max(), 1e-6), rtol=0, err_msg=told)
+    calls = [
+        Call(op, attributes, [rng.standard_normal(shape).astype(np.float32) for shape in shapes], seed=number)
+        for number in range(40)
+        for op, attributes, shapes in problem(rng, axes, single=single)
+    ]
+
+    def run(some: Sequence[Call]) -> list[list[np.ndarray]]:
+        return calls_together([(call.op, call.attributes, call.inputs) for call in some], "native")()
+
+    def check(call: Call, answers: list[np.ndarray]) -> None:
+        exact = evaluate(call.op, call.attributes, call.inputs)
+        atol = 3e-6 * max(np.abs(exact).max(), 1e-6)
+        np.testing.assert_allclose(answers[0], exact, atol=atol, rtol=0)
+
+    check_each(calls, run, check)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import onnx_backprop as ob
 from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.convolution.problem import correlation
@@ -127,18 +126,12 @@ def compare(rng, sizes: Iterable[int], channels: tuple[int, ...], lengths, kerne
     shapes = (batch, groups * s, *lengths), (groups * d, s, *kernel)
     x, w = (rng.integers(-3, 4, shape).astype(f32) for shape in shapes)
     attrs = attributes(**{name: list(v) if isinstance(v, tuple) else v for name, v in changes.items()})
-    order = correlation(
-        Attributes(BY_NAME["Convolution"], attrs),
-        x.shape,
-        evaluate("Convolution", attrs, [x, w]).shape,
-        w.shape,
-        tuple(range(w.ndim)),
-        infers=True,
-    )
+    y = evaluate("Convolution", attrs, [x, w])
+    bound = Attributes(BY_NAME["Convolution"], attrs)
+    order = correlation(bound, x.shape, y.shape, w.shape, tuple(range(w.ndim)), infers=True)
     assert suits(order)
     assert suits_weights(order)
     bias = rng.integers(-9, 10, groups * d).astype(f32)
-    y = evaluate("Convolution", attrs, [x, w, bias])
     dy = rng.integers(-3, 4, y.shape).astype(f32)
     transposed = {**attrs, "weights_format": "IOX"}
     calls: list[tuple[str, dict[str, Any], list[np.ndarray | None]]] = [
@@ -154,7 +147,7 @@ def compare(rng, sizes: Iterable[int], channels: tuple[int, ...], lengths, kerne
         ),
         ("ConvTransposeBackwardWeights", transposed | {"weights_shape": list(w.shape)}, [dy, x]),
     ]
-    exact = [evaluate(op, given, inputs) for op, given, inputs in calls]
+    exact = [y, *(evaluate(op, given, inputs) for op, given, inputs in calls[1:])]
     assert max(np.abs(answer).max() for answer in exact) < 2**24
     for size in sizes:
         for dtype in DTYPES:
@@ -210,6 +203,7 @@ def test_what_is_not_finite_stays(rng, size: int) -> None:
 
 def test_threads_change_nothing(rng, size: int) -> None:
     """Parts and bands of several sizes; the same bits on one thread and on two."""
+    calls: list[tuple[str, dict[str, Any], list[np.ndarray | None]]] = []
     for batch, s, d, lengths, dilation in (
         (4, 20, 40, (17, 30), 1),
         (2, 200, 150, (12, 9), 1),
@@ -221,17 +215,14 @@ def test_threads_change_nothing(rng, size: int) -> None:
         w = rng.standard_normal((d, s, *[3] * len(lengths)), f32)
         same = [dilation] * len(lengths)
         given = attributes(pads_begin=same, pads_end=same, dilations=same)
-        calls: list[tuple[str, dict[str, Any], list[np.ndarray | None]]] = [
+        calls += [
             ("Convolution", given, [x, w]),
             ("ConvolutionBackwardData", given | {"dst_shape": list(x.shape)}, [dy, w]),
             ("ConvolutionBackwardWeights", given | {"weights_shape": list(w.shape)}, [x, dy]),
         ]
-        for op, attrs, inputs in calls:
-            answers = []
-            for threads in (1, 2, 2):
-                session = ob.session(single_op.model(op, attrs, inputs), session_options=single_op.options(threads))
-                answers.append(np.asarray(session.run(None, single_op.feeds(op, inputs))[0]).tobytes())
-            assert answers[0] == answers[1] == answers[2], (op, batch, s, d, lengths)
+    one, two = (calls_together(calls, "native", threads=threads) for threads in (1, 2))
+    for (op, attrs, inputs), *answers in zip(calls, one(), two(), two(), strict=True):
+        assert len({got.tobytes() for (got,) in answers}) == 1, (op, attrs, [i.shape for i in inputs if i is not None])
 
 
 @pytest.mark.parametrize(

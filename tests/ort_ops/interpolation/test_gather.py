@@ -19,6 +19,7 @@ from onnx_backprop.ort_ops.interpolation.windows import windows
 from onnx_backprop.ort_ops.vector.permute import WINDOW
 from tests.ort_ops.planned import numbers
 from tests.support import single_op
+from tests.support.batch import calls_together
 from tests.support.checks import evaluate
 
 f32 = np.float32
@@ -51,14 +52,13 @@ def check(every: int = 1) -> None:
     rng = np.random.default_rng(11)
     layouts = (3, 1, "NCX"), (2, 3, "NCX"), (2, 3, "NXC"), (2, VECTOR + 1, "NXC")
     cases = product(COLUMNS, ("nearest", "linear", "cubic"), layouts)
-    for columns, mode, (rows, channels, layout) in [*cases][::every]:
-        attributes, inputs = resize(columns, mode, rows, channels, layout, rng)
-        expected = evaluate("ResizeGrad", attributes, inputs)
-        scale = max(1.0, float(np.abs(expected).max()))
-        for dtype, tolerance in (("f32", 2e-6), ("f16", 1e-3)):
-            got = single_op.run("ResizeGrad", attributes, inputs, kernels="native", dtype=dtype)
-            worst = float(np.abs(got - expected).max()) / scale
-            assert worst <= tolerance, f"{columns} {mode} {rows=} {channels=} {layout} {dtype}: {worst}"
+    chosen = [*cases][::every]
+    calls = [("ResizeGrad", *resize(columns, mode, *shape, rng)) for columns, mode, shape in chosen]
+    exact = [evaluate(*call) for call in calls]
+    for dtype, tolerance in (("f32", 2e-6), ("f16", 1e-3)):
+        for case, expected, (got,) in zip(chosen, exact, calls_together(calls, "native", dtype=dtype)(), strict=True):
+            worst = float(np.abs(got - expected).max()) / max(1.0, float(np.abs(expected).max()))
+            assert worst <= tolerance, f"{case} {dtype}: {worst}"
 
 
 def test_every_way_beside_the_reference() -> None:

@@ -24,6 +24,7 @@ from onnx_backprop.ort_ops.runtime.stages import Plan
 from tests.declarations.calls import Call
 from tests.ort_ops.guarded import check
 from tests.support import single_op
+from tests.support.batch import calls_together
 from tests.support.checks import evaluate_all
 
 f32 = np.float32
@@ -85,9 +86,10 @@ def require_close(got, want, tolerance: float, message: str) -> None:
 @pytest.mark.parametrize(("shape", "cut"), CUTS, ids=str)
 def test_every_cut(rng: np.random.Generator, shape: tuple[int, int], cut: tuple[int, int, int]) -> None:
     assert words(batch_norm_rows.plan(F32, *shape, 1e-3), "parts", "blocks", "fold") == cut
-    for given in ((), (4,), (2,), (3, 4), (2, 3, 4)):
-        case = call(rng, shape, given)
-        got = single_op.run_all(BN, case.attributes, case.inputs, kernels="native")
+    several = ((), (4,), (2,), (3, 4), (2, 3, 4))
+    cases = [call(rng, shape, given) for given in several]
+    answers = calls_together([(BN, case.attributes, case.inputs) for case in cases], "native")()
+    for given, case, got in zip(several, cases, answers, strict=True):
         require_close(got, evaluate_all(BN, case.attributes, case.inputs), 2e-5, f"{shape} {given}")
 
 
