@@ -134,10 +134,10 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     folder.write(target, adapted.model, {arguments.name: values})
     written = [str(target), str(target / f"{arguments.name}.onnx_adapter")]
     if arguments.merged:
-        from onnx_backprop.quantization import merge_adapter  # not before: it needs a runtime
+        from onnx_backprop.quantization import merged_by_reference  # not before: it needs a runtime
 
         note(f"writing {arguments.merged}")
-        folder.write(arguments.merged, merge_adapter(adapted, values, floats=arguments.floats))
+        folder.write(arguments.merged, merged_by_reference(adapted, values, floats=arguments.floats))
         written.append(str(arguments.merged))
     if arguments.report:
         note("timing some steps for the report")
