@@ -138,8 +138,10 @@ class Weight:
     def _packed_floats(self, stored: Array) -> Array:
         """Those of numbers packed along rows, some rows at a time: the longer types are of these alone."""
         rows, columns = self.blocks.shape
-        zeros, scales = (np.broadcast_to(x, self.blocks.counts) if x.size == 1 else x.reshape(self.blocks.counts)
-                         for x in (self.zeros(), self.scales()))
+        zeros, scales = (
+            np.broadcast_to(x, self.blocks.counts) if x.size == 1 else x.reshape(self.blocks.counts)
+            for x in (self.zeros(), self.scales())
+        )
         result = np.empty((rows, columns), self.dtype)
         stored, step = stored.reshape(rows, -1), max(1, _AT_ONCE // columns)
         for first in range(0, rows, step):

@@ -72,9 +72,9 @@ def refer(tensor: TensorProto, path: str | os.PathLike[str], offset: int) -> Non
 
 
 def computed(element: int, dims: Sequence[int], function: Callable[[], np.ndarray]) -> TensorProto:
-    """A tensor without a name whose numbers a function computes whenever they are read; it keeps what it reads for good.
+    """A tensor without a name whose numbers a function computes whenever they are read.
 
-    So it should read mapped tensors, and little beside them.
+    What the function holds is kept for good: it should be mapped tensors, and little beside them.
     """
     tensor = TensorProto(data_type=element, dims=dims, data_location=TensorProto.EXTERNAL)
     location = f"computed#{len(_files)}"

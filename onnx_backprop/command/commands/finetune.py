@@ -153,7 +153,6 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
 def _examples(arguments: argparse.Namespace, tokenizer: Any, length: int) -> tuple[list[Any], list[Any]]:
     """Rows to train on, and to measure on."""
     from onnx_backprop import text
-
     from onnx_backprop.text.preferences import read_pairs
 
     def read(paths: list[str]) -> list[Any]:
@@ -272,8 +271,7 @@ COMMAND = Command(
     groups={
         "the adapter": [
             argument("--name", default="adapter", help="of the file, without .onnx_adapter (%(default)s)"),
-            argument("--rank", default=8, least=1, metavar="N", help="of the change of a matrix (%(default)s)"),
-            argument("--alpha", default=16.0, metavar="NUMBER", help="its scale times its rank (%(default)s)"),
+            *shared("--rank", "--alpha"),
             argument(
                 "--targets",
                 nargs="+",
