@@ -15,6 +15,7 @@ from onnx_backprop.converters.quantized.dequantize import walked
 from onnx_backprop.converters.quantized.requantize import put_floats, requantized
 from onnx_backprop.converters.quantized.walk import Walk, is_quantized
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.opset.core.mapped import whole_if_possible
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.opset.graphs.walk import all_nodes
@@ -48,10 +49,7 @@ def requantize(
     Errors: InvalidArgumentError for weights that are missing or of another shape, calibration without a batch or with
     other inputs, or a model that is not quantised.
     """
-    model, walk = load(trained), walked(original)
-    ranges = {} if calibration is None else _measured(walk, model, calibration)
-    _warn(walk, ranges, calibrated=calibration is not None)
-    return requantized(walk, model, ranges)
+    return whole_if_possible(_rounded(load(trained, mapped=True), original, calibration))
 
 
 def merge_adapter(
@@ -81,12 +79,23 @@ def merge_adapter(
     Errors: as `LoraModel.merge`, `dequantize` and `requantize`; InvalidArgumentError for integers that nodes read in
     several ways of which an adapter changes one, as an embedding that is the head too.
     """
+    return whole_if_possible(merged_by_reference(adapted, values, floats=floats, calibration=calibration))
+
+
+def merged_by_reference(
+    adapted: LoraModel,
+    values: Mapping[str, np.ndarray],
+    *,
+    floats: bool = False,
+    calibration: Iterable[Any] | None = None,
+) -> ModelProto:
+    """`merge_adapter`, but floats of what lies in files are computed when somebody reads them, as `save_model` does."""
     if not any(map(is_quantized, all_nodes(adapted.base))):
-        return adapted.merge(values)
+        return adapted.by_reference(values)
     walk = walked(adapted.base)
     names = {weight.stored.name: weight.name for weight in walk.weights.values() if weight.stored is not None}
     other, moved = adapted.onto(walk.floats, names, values)
-    merged = other.merge(moved)
+    merged = other.by_reference(moved)
     if floats:
         return merged
     kept = {tensor.name for tensor in merged.graph.initializer}
@@ -95,7 +104,16 @@ def merge_adapter(
             f"the integers {parted[0]!r} are read in several ways, of which an adapter changes one; they would have to "
             "become two tensors. floats=True writes these, or leave the weight out of `targets`"
         )
-    return requantize(merged, adapted.base, calibration=calibration)
+    return _rounded(merged, adapted.base, calibration)
+
+
+def _rounded(
+    trained: ModelProto, original: ModelProto | ir.Model | str | Path, calibration: Iterable[Any] | None
+) -> ModelProto:
+    walk = walked(original)
+    ranges = {} if calibration is None else _measured(walk, trained, calibration)
+    _warn(walk, ranges, calibrated=calibration is not None)
+    return requantized(walk, trained, ranges)
 
 
 def _warn(walk: Walk, ranges: Mapping[str, tuple[float, float]], *, calibrated: bool) -> None:

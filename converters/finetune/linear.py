@@ -40,6 +40,15 @@ class Stored(NamedTuple):
     chain: tuple[NodeProto, ...] = ()
 
 
+def as_read(weight: Stored, tensor: TensorProto) -> np.ndarray:
+    """The numbers of the tensor that a weight is made of, as the node of an exact layer reads them."""
+    array = to_array(tensor)
+    for link in weight.chain:
+        if link.op_type == "Transpose":
+            array = array.transpose(attributes_of(link).get("perm"))
+    return array
+
+
 @dataclass(frozen=True)
 class Linear:
     """A node that multiplies by a weight, or reads rows of one.
@@ -168,19 +177,16 @@ class Layers:
 
     def array(self, weight: Stored) -> np.ndarray:
         """The weight of an exact layer as its node reads it."""
-        array = to_array(self.tensors[weight.tensor])
-        for link in weight.chain:
-            if link.op_type == "Transpose":
-                array = array.transpose(attributes_of(link).get("perm"))
-        return array
+        return as_read(weight, self.tensors[weight.tensor])
 
-    def put(self, ends: Sequence[tuple[NodeProto, int]], array: np.ndarray) -> str:
+    def put(self, ends: Sequence[tuple[NodeProto, int]], new: np.ndarray | TensorProto) -> str:
         """Let nodes, each at an input, read another tensor; its name, that of the old where nobody else reads it."""
         old = {node.input[place] for node, place in ends}
         name = min(old)
         own = len(old) == 1 and name in self.tensors and name not in self.makers and self.readers[name] == len(ends)
         name = name if own else unique(f"{name}.new", self.taken)
-        tensor = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        tensor = new if isinstance(new, TensorProto) else numpy_helper.from_array(np.ascontiguousarray(new))
+        tensor.name = name
         if own:
             self.tensors[name].CopyFrom(tensor)
             for value in self.graph.input:

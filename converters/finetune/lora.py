@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.finetune.forms import form_of
-from onnx_backprop.converters.finetune.linear import Layers, Linear
+from onnx_backprop.converters.finetune.linear import Layers, Linear, as_read
 from onnx_backprop.converters.finetune.targets import Place, choose
 from onnx_backprop.converters.prepare.decoder import with_cache_alone
 from onnx_backprop.converters.prepare.large_weights import FLOATS
@@ -20,8 +21,8 @@ from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.selection import Patterns, select
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable, warn
 from onnx_backprop.opset.core.hints import near
-from onnx_backprop.opset.core.mapped import to_array, whole_if_possible
-from onnx_backprop.opset.graphs.edit import replace_values, without_tensors
+from onnx_backprop.opset.core.mapped import computed, is_mapped, to_array, whole_if_possible
+from onnx_backprop.opset.graphs.edit import copied, replace_values, without_tensors
 from onnx_backprop.opset.graphs.names import unique
 
 Values = Mapping[str, np.ndarray]
@@ -71,6 +72,10 @@ class LoraModel:
         with more than 2 GB in files the result refers to these; `save_model` writes it.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
+        return whole_if_possible(self.by_reference(values))
+
+    def by_reference(self, values: Values) -> ModelProto:
+        """`merge`, but weights in files are computed when somebody reads them, as `save_model` does, one at a time."""
         arrays = self._arrays(values)
         model = without_tensors(self.base, ())
         for tensor in model.graph.initializer:
@@ -81,19 +86,18 @@ class LoraModel:
         replaced: dict[int, list[NodeProto]] = {}
         for adapter in self._adapters:
             own = [one for n, place in adapter.places for one in layers.layers(nodes[n]) if one.place == place]
+            factors = (adapter.down, adapter.up)
             if own[0].exact:
-                weight = layers.array(own[0].weight)
-                factors = (arrays[name].astype(np.float64) for name in (adapter.down, adapter.up))
-                change = np.asarray(form_of(own[0]).product(*factors))
-                change *= self.scale
-                change += weight
-                layers.put([(layer.node, layer.place) for layer in own], change.astype(weight.dtype))
+                tensor = layers.tensors[own[0].weight.tensor]
+                new = partial(_merged, own[0], copied(tensor), self.scale, *(arrays[name] for name in factors))
+                new = computed(tensor.data_type, own[0].weight.dims, new) if is_mapped(tensor) else new()
+                layers.put([(layer.node, layer.place) for layer in own], new)
                 continue
-            for name in (adapter.down, adapter.up):
+            for name in factors:
                 layers.add(numpy_helper.from_array(arrays[name], name))
             _add(layers, own, adapter, self.scale, replaced)
         layers.finish(replaced)
-        return whole_if_possible(model)
+        return model
 
     def onto(self, base: ModelProto, names: Mapping[str, str], values: Values) -> tuple[LoraModel, Values]:
         """These adapters beside the weights of another base that computes the same, and values by the names there.
@@ -215,6 +219,15 @@ def lora(
             tensor = layers.tensors[name]
             changed.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
     return LoraModel(changed, tuple(trainable), base, rank, scale, tuple(adapters))
+
+
+def _merged(layer: Linear, tensor: TensorProto, scale: float, *factors: np.ndarray) -> np.ndarray:
+    """W + ΔW, in the type of W, which `tensor` holds."""
+    weight = as_read(layer.weight, tensor)
+    change = np.asarray(form_of(layer).product(*(factor.astype(np.float64) for factor in factors)))
+    change *= scale
+    change += weight
+    return change.astype(weight.dtype)
 
 
 def _by_reading(base: ModelProto, adapters: Iterable[_Adapter]) -> dict[tuple[str, str], _Adapter]:

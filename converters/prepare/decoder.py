@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from onnx import GraphProto, ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
 from onnx_backprop.converters.prepare.cache.from_tokens import derive
 from onnx_backprop.converters.prepare.cache.inputs import GROUPED, MOVED, Decoder
@@ -68,8 +68,10 @@ class CacheEditor:
         self.tensors: dict[str, TensorProto] = {}
         self.cache = Cache()
 
-    def __call__(self, proto: ModelProto, weights: Mapping[str, TensorProto]) -> None:
-        """weights: those that are set aside, inputs of their names standing for them."""
+    def __call__(
+        self, proto: ModelProto, weights: Mapping[str, TensorProto], declared: Mapping[str, TypeProto]
+    ) -> None:
+        """weights: those that are set aside, inputs of their names standing for them. declared: types of outputs."""
         graph = proto.graph
         tensors = {**weights, **{tensor.name: tensor for tensor in graph.initializer}}
         stored = set(tensors)
@@ -80,8 +82,8 @@ class CacheEditor:
         whole = without_tensors(proto, tensors)
         given = set(select("given", self.given, inputs, what="an input")) if self.given else set[str]()
         given |= set(inputs).intersection(self.further)
-        switches, presents = _fold_branches(graph, stored, given)
-        decoder = Decoder(graph, stored)
+        switches, presents = _fold_branches(graph, stored, given, declared)
+        decoder = Decoder(graph, stored, declared)
         pasts = decoder.pasts()
         presents = list(dict.fromkeys([*presents, *decoder.presents(pasts)]))
         needed = _needed(graph)
@@ -122,7 +124,9 @@ def _needed(graph: GraphProto) -> set[int]:
     return set(ancestors(graph.node, [value.name for value in graph.output]))
 
 
-def _fold_branches(graph: GraphProto, stored: Collection[str], given: Collection[str]) -> tuple[list[str], list[str]]:
+def _fold_branches(
+    graph: GraphProto, stored: Collection[str], given: Collection[str], declared: Mapping[str, TypeProto] | None = None
+) -> tuple[list[str], list[str]]:
     """Put the branch without pasts in the place of an If by which one file holds a decoder with and without them.
 
     The branch with them, where one of them is given. Returns the inputs that are then read no more, and the presents.
@@ -143,7 +147,7 @@ def _fold_branches(graph: GraphProto, stored: Collection[str], given: Collection
             continue
         whole = copied(graph)
         _unfold(whole, called(node), branches[cached])
-        decoder = Decoder(whole, stored)
+        decoder = Decoder(whole, stored, declared)
         pasts = decoder.pasts()
         if not pasts:
             continue

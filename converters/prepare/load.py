@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import onnx_ir as ir
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, defs
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, defs
 from onnx_ir.passes.common import InlinePass
 
 from onnx_backprop.converters.prepare.accept import put_back_domains, put_in_order
@@ -41,7 +41,7 @@ from onnx_backprop.opset.graphs.edit import assign, without_imports
 from onnx_backprop.opset.graphs.walk import all_nodes, called
 
 Names = TypeVar("Names", bound=Sequence[object])
-Edit = Callable[[ModelProto, Mapping[str, TensorProto]], None]
+Edit = Callable[[ModelProto, Mapping[str, TensorProto], Mapping[str, TypeProto]], None]
 MOST_ELEMENTS = 2**47
 
 
@@ -52,7 +52,7 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     of graph inputs alone are believed, see `declared`.
 
     edit: changes the model in place before fused operators are written out; it is given the weights that
-    inputs stand for too.
+    inputs stand for too, and the types that the file declares.
     """
     proto, weights = _in_order(model)
     found = origins(proto, weights.tensors)
@@ -66,7 +66,7 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     copy_constants(proto)
     proto = upgrade(proto)
     if edit is not None:
-        edit(proto, weights.tensors)
+        edit(proto, weights.tensors, declared)
     pack_products(proto, weights.tensors)
     expand_fused(proto, declared)
     corrections = (loose_sequences, loop_states, explicit_pads, partial(as_declared, declared), hidden_scales)

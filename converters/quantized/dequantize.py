@@ -11,6 +11,7 @@ from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.quantized import dynamic, qdq, qoperator
 from onnx_backprop.converters.quantized.walk import Handler, Walk, is_quantized
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.mapped import whole_if_possible
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import without_imports
 from onnx_backprop.opset.graphs.walk import all_nodes
@@ -46,17 +47,18 @@ def dequantize(model: ModelProto | ir.Model | str | Path) -> ModelProto:
 
     Where a range of integers ends at 0 the file has no Relu, since rounding cuts what lies below; the float model gets
     one back, and a Clip where the range is that of 0 to 6, 0 to 1 or -1 to 1. Other ends of ranges cut nothing here.
-    An output of integers becomes one of floats; an input of integers stays.
+    An output of integers becomes one of floats; an input of integers stays. Of floats of more than 2 GB, where the
+    integers lie in a file, the result refers to these, for this process; `save_model` writes it.
 
     Errors: InvalidArgumentError for a model that has nothing quantised; UnsupportedError, with the operator and the
     node, for what has no float form here; what `training_graph` raises for a file.
     """
-    return walked(model).floats
+    return whole_if_possible(walked(model).floats)
 
 
 def walked(model: ModelProto | ir.Model | str | Path) -> Walk:
     """The walk through a model that makes the float one."""
-    walk = Walk(unfolded(load(model)), _HANDLERS, _reason)
+    walk = Walk(unfolded(load(model, mapped=True)), _HANDLERS, _reason)
     if not walk.weights and not any(map(is_quantized, all_nodes(walk.model))):
         raise InvalidArgumentError("model: expected a quantised one, and nothing in it is. Train it as it is")
     left = {node.domain for node in all_nodes(walk.floats)}

@@ -17,6 +17,7 @@ from onnx_backprop.opset.graphs.edit import replace_values
 _BITS: dict[int, int] = {TensorProto.INT4: -4, TensorProto.UINT4: 4, TensorProto.INT8: -8, TensorProto.UINT8: 8}
 _BITS |= {TensorProto.INT16: -16, TensorProto.UINT16: 16, TensorProto.INT32: -32, TensorProto.UINT32: 32}
 INTEGERS = frozenset(_BITS)
+_AT_ONCE = 2**18  # numbers of several types that are held beside a tensor while it is made
 
 
 def array_of(tensor: TensorProto) -> Array:
@@ -126,10 +127,29 @@ class Weight:
 
     def floats(self) -> Array:
         """(q - z) · s."""
-        steps = self.integers() - self.blocks.spread(self.zeros())
-        scale = self.blocks.spread(self.scales())
-        floats = (steps.astype(np.float64) * scale.astype(np.float64)).astype(self.dtype)
+        if self.bits and self.stored is not None and self.blocks.lengths[0] == 1:
+            floats = self._packed_floats(to_array(self.stored).astype(np.uint8, copy=False))
+        else:
+            steps = self.integers() - self.blocks.spread(self.zeros())
+            scale = self.blocks.spread(self.scales())
+            floats = (steps.astype(np.float64) * scale.astype(np.float64)).astype(self.dtype)
         return floats.transpose(self.perm) if self.perm else floats
+
+    def _packed_floats(self, stored: Array) -> Array:
+        """Those of numbers packed along rows, some rows at a time: the longer types are of these alone."""
+        rows, columns = self.blocks.shape
+        zeros, scales = (
+            np.broadcast_to(x, self.blocks.counts) if x.size == 1 else x.reshape(self.blocks.counts)
+            for x in (self.zeros(), self.scales())
+        )
+        result = np.empty((rows, columns), self.dtype)
+        stored, step = stored.reshape(rows, -1), max(1, _AT_ONCE // columns)
+        for first in range(0, rows, step):
+            some = slice(first, min(first + step, rows))
+            blocks = Blocks((some.stop - first, columns), self.blocks.lengths)
+            steps = unpacked(stored[some], self.bits, columns) - blocks.spread(zeros[some]).astype(np.float64)
+            result[some] = steps * blocks.spread(scales[some])
+        return result
 
     def as_stored(self, floats: Array) -> Array:
         """An array of the float tensor with the axes of the integers."""

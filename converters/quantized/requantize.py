@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
@@ -13,7 +14,7 @@ from onnx_backprop.converters.quantized.records import Activation, Weight, array
 from onnx_backprop.converters.quantized.walk import Walk
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.hints import near
-from onnx_backprop.opset.core.mapped import to_array
+from onnx_backprop.opset.core.mapped import is_mapped, to_array
 from onnx_backprop.opset.graphs.edit import replace_values
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import producers
@@ -25,9 +26,23 @@ _LONGEST = 2**31 - 1
 _MUCH = 0.5  # of the square of what training has moved, lost by rounding
 
 
-def float_tensors(model: ModelProto) -> dict[str, Array]:
-    """The float initializers of a model's graph."""
-    return {t.name: to_array(t) for t in model.graph.initializer if t.data_type in FLOATS}
+class _Floats(Mapping[str, Array]):
+    """The float initializers of a model's graph, each read when somebody asks for it."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self.tensors = {t.name: t for t in model.graph.initializer if t.data_type in FLOATS}
+
+    def __getitem__(self, name: str) -> Array:
+        return to_array(self.tensors[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
 
 
 def put_floats(model: ModelProto, trained: ModelProto, kept: Sequence[str] = ()) -> None:
@@ -37,10 +52,14 @@ def put_floats(model: ModelProto, trained: ModelProto, kept: Sequence[str] = ())
     are weights of integers in the model.
     Errors: InvalidArgumentError for another shape, or a tensor of `trained` that the model has no place for.
     """
-    values = float_tensors(trained)
+    values = _Floats(trained)
     stored = {t.name: t for graph in all_graphs(model.graph) for t in graph.initializer if t.data_type in FLOATS}
     for name, tensor in stored.items():
         if name in values:
+            source = values.tensors[name]
+            if is_mapped(source) and (source.data_type, source.dims) == (tensor.data_type, tensor.dims):
+                tensor.CopyFrom(source)
+                continue
             check_shape(name, tuple(tensor.dims), values[name])
             replace_values(tensor, values[name].astype(array_of(tensor).dtype))
     rest = {name for name in values if name not in stored and name not in kept}
@@ -62,13 +81,13 @@ def put_floats(model: ModelProto, trained: ModelProto, kept: Sequence[str] = ())
     _check_rest(trained, values, rest)
 
 
-def _add(model: ModelProto, name: str, values: dict[str, Array], rest: set[str]) -> None:
+def _add(model: ModelProto, name: str, values: Mapping[str, Array], rest: set[str]) -> None:
     if name in rest and all(t.name != name for t in model.graph.initializer):
         model.graph.initializer.append(numpy_helper.from_array(values[name], name))
     rest.discard(name)
 
 
-def _check_rest(trained: ModelProto, values: dict[str, Array], rest: set[str]) -> None:
+def _check_rest(trained: ModelProto, values: Mapping[str, Array], rest: set[str]) -> None:
     """Constants that a training graph has added hold nothing that was trained."""
     read = {name for node in all_nodes(trained) for name in node.input}
     lost = sorted(name for name in rest & read if values[name].size > 1)
@@ -89,7 +108,7 @@ def requantized(walk: Walk, trained: ModelProto, ranges: Ranges) -> ModelProto:
 
     ranges: the least and the largest number of values of the float model; scales of others stay.
     """
-    values = float_tensors(trained)
+    values = _Floats(trained)
     weights = list(walk.weights.values())
     for weight in weights:
         if weight.name not in values:
@@ -103,7 +122,7 @@ def requantized(walk: Walk, trained: ModelProto, ranges: Ranges) -> ModelProto:
     put_floats(walk.model, trained, [weight.name for weight in weights])
     lost = sum(_distance(weight, values) for weight in stored)
     if lost >= _MUCH * moved > 0:
-        count = sum(values[weight.name].size for weight in stored)
+        count = sum(prod(weight.blocks.shape) for weight in stored)
         warn(
             f"rounding to the integers of the original moves the weights by {(lost / count) ** 0.5:.1e} (root mean "
             f"square), training has moved them by {(moved / count) ** 0.5:.1e}: much of it may be lost. Train longer, "
@@ -112,11 +131,11 @@ def requantized(walk: Walk, trained: ModelProto, ranges: Ranges) -> ModelProto:
     return walk.model
 
 
-def _distance(weight: Weight, values: dict[str, Array]) -> float:
+def _distance(weight: Weight, values: Mapping[str, Array]) -> float:
     """The sum of squares between the floats that integers stand for and others."""
-    floats = weight.floats()
-    check_shape(weight.name, floats.shape, values[weight.name])
-    return float(np.sum(np.square(floats.astype(np.float64) - values[weight.name])))
+    floats, other = weight.floats(), values[weight.name]
+    check_shape(weight.name, floats.shape, other)
+    return float(np.sum(np.square(floats.astype(np.float64) - other)))
 
 
 class _Scales:
@@ -127,7 +146,7 @@ class _Scales:
         model: ModelProto,
         weights: list[Weight],
         activations: list[Activation],
-        values: dict[str, Array],
+        values: Mapping[str, Array],
         ranges: Ranges,
     ) -> None:
         self.model, self.values, self.ranges = model, values, ranges

@@ -14,10 +14,12 @@ from onnx_backprop.converters.quantized.limits import is_positive, limits_of
 from onnx_backprop.converters.quantized.numbers import Array, Blocks, blocks_along
 from onnx_backprop.converters.quantized.records import INTEGERS, Activation, Weight, array_of, range_of
 from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.opset.core.mapped import computed, is_mapped
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.names import rename, unique, used_names
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, attributes_of, called, constant_tensor, subgraphs
 
+_PARTS = ("stored", "scale", "zero")
 _SUFFIXES = ("_quantized", "_DQ_Q4", "_DQ_Q8", "_Q2", "_Q4", "_Q8", "_quant", "_q")  # as quantisers add them
 
 
@@ -247,7 +249,7 @@ class Walk:
             if problem := known.problem():
                 raise self.refuse(node, problem)
             self.weights[key] = known
-            self.added.append(numpy_helper.from_array(np.array(known.floats(), order="C"), name))
+            self.added.append(self._floats(known))
         known.readers += [(node, n) for n, name in enumerate(node.input) if name == q]
         self.sources[known.name] = known
         if known.perm == perm:
@@ -257,6 +259,21 @@ class Walk:
         order = [int(there[n]) for n in (perm or range(len(blocks.shape)))]
         self.put(helper.make_node("Transpose", [known.name], [turned], name=turned, perm=order))
         return turned
+
+    @staticmethod
+    def _floats(weight: Weight) -> TensorProto:
+        """The tensor of the floats; of integers in a file one that is computed when it is read."""
+        stored = weight.stored
+        if stored is None or weight.of or not is_mapped(stored):
+            tensor = numpy_helper.from_array(np.array(weight.floats(), order="C"))
+        else:
+            parts = {part: None if (x := getattr(weight, part)) is None else copied(x) for part in _PARTS}
+            came = replace(weight, readers=[], **parts)  # the parts themselves may be written to
+            shape = weight.blocks.shape
+            dims = [shape[axis] for axis in weight.perm or range(len(shape))]
+            tensor = computed(helper.np_dtype_to_tensor_dtype(weight.dtype), dims, came.floats)
+        tensor.name = weight.name
+        return tensor
 
     def activation(self, scale: str, zero: str, element: int, value: str) -> Activation | None:
         """The record of a scale that the file holds."""

@@ -47,6 +47,8 @@ _SHARED = [
     argument("--prediction", metavar="NAME", help="the output that the loss reads, or a value inside"),
     _names("--trainable", metavar="NAME", help="parameters to train; globs too"),
     _names("--frozen", metavar="NAME", help="parameters to leave; globs too"),
+    argument("--rank", default=8, least=1, metavar="N", help="of the change of a matrix (%(default)s)"),
+    argument("--alpha", default=16.0, metavar="NUMBER", help="its scale times its rank (%(default)s)"),
     argument(
         "--checkpoint",
         default=0,

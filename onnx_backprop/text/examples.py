@@ -31,7 +31,7 @@ def read_examples(
     chosen = cache(lambda: template_for(tokenizer, template))  # a file of plain texts needs none
     result: list[Tokens] = []
     for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
-        text = _text(path)
+        text = read_text(path)
         lines = enumerate(text.split("\n"), 1) if path.suffix == ".jsonl" else [(0, text)]
         before = len(result)
         for number, line in lines:
@@ -53,7 +53,8 @@ def tokens_of(line: str, tokenizer: Tokenizer, template: Callable[[], Template])
     return _tokens(tokenizer, spans, written=written)
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """What a file holds, with line feeds alone; InvalidArgumentError for one that cannot be read."""
     try:
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as e:

@@ -21,7 +21,7 @@ from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.training.losses.base import LossBuilder
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
 from onnx_backprop.text.batches import TextBatches
-from onnx_backprop.text.examples import tokens_of
+from onnx_backprop.text.examples import read_text, tokens_of
 from onnx_backprop.text.templates import template_for
 from onnx_backprop.text.tokenizer import IGNORED, Tokenizer, Tokens
 from onnx_backprop.training.trainer import Trainer
@@ -33,11 +33,11 @@ EXPECTED = '{"prompt": …, "chosen": …, "rejected": …}, each a text or a li
 def read_pairs(path: str | Path, tokenizer: Tokenizer, *, template: str | None = None) -> list[Pair]:
     """The pairs of a .jsonl, one in a line: prompt, chosen and rejected, all texts or all lists of messages.
 
-    Errors: InvalidArgumentError, with file and line, for what is none of these.
+    Errors: InvalidArgumentError, with file and line, for what cannot be read or is none of these.
     """
     chosen = cache(lambda: template_for(tokenizer, template))
     result: list[Pair] = []
-    for number, line in enumerate(Path(path).read_text("utf-8").split("\n"), 1):
+    for number, line in enumerate(read_text(Path(path)).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -55,6 +55,8 @@ def read_pairs(path: str | Path, tokenizer: Tokenizer, *, template: str | None =
         except (ValueError, KeyError, TypeError) as e:
             raise InvalidArgumentError(f"{path}, line {number}: expected {EXPECTED}") from e
         result.append((better, worse))
+    if not result:
+        raise InvalidArgumentError(f"{path} holds no pair. Each line is {EXPECTED}")
     return result
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.converters.training.whole_decoder import KEPT
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.files import replacing
 from onnx_backprop.web.bundle import bundle
@@ -106,7 +107,7 @@ def _any_batch(graph: TrainingGraph) -> bool:
 def _own(graph: TrainingGraph, arrays: Mapping[str, np.ndarray], train: int) -> dict[str, Any] | None:
     """What a visitor may drop into the page: pictures or a table of numbers, in the range of the rows to train on."""
     names = [name for name in graph.inputs if name not in graph.options.loss_inputs]
-    if len(names) != 1:
+    if len(names) != 1 or any(entry.key == KEPT for entry in graph.model.metadata_props):
         return None
     array = arrays[names[0]][:train]
     image = array.ndim == 4 and array.shape[1] in _CHANNELS

@@ -1,14 +1,15 @@
 """Tensors that stay in the files beside a model: TensorProtos that refer to memory-mapped files, and their numbers.
 
-The location of such a reference is the real path of a file that this process has mapped. It holds for this process
-alone: `whole` makes an ordinary model of one with references, and `save_model` writes one.
+The location of such a reference is the real path of a file that this process has mapped, or a name for numbers that are
+computed of such whenever they are read. It holds for this process alone: `whole` makes an ordinary model of one with
+references, and `save_model` writes one, tensor by tensor.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -40,7 +41,20 @@ class _File:
         return _state(os.fstat(self.handle)) != self.state
 
 
-_files: dict[str, _File] = {}  # by location; for good, since nothing tells when the last reference is gone
+@dataclass(frozen=True)
+class _Computed:
+    """Numbers that a function computes, each time they are read."""
+
+    function: Callable[[], np.ndarray]
+    path = "the memory of this process"
+    changed = False
+
+    @property
+    def memory(self) -> np.ndarray:
+        return np.ascontiguousarray(self.function()).reshape(-1).view(np.uint8)
+
+
+_files: dict[str, _File | _Computed] = {}  # by location; for good: nothing tells when the last reference is gone
 _looked_at = 0  # bytes since pages were last given back
 
 
@@ -57,10 +71,23 @@ def refer(tensor: TensorProto, path: str | os.PathLike[str], offset: int) -> Non
         tensor.external_data.add(key=key, value=text)
 
 
+def computed(element: int, dims: Sequence[int], function: Callable[[], np.ndarray]) -> TensorProto:
+    """A tensor without a name whose numbers a function computes whenever they are read.
+
+    What the function holds is kept for good: it should be mapped tensors, and little beside them.
+    """
+    tensor = TensorProto(data_type=element, dims=dims, data_location=TensorProto.EXTERNAL)
+    location = f"computed#{len(_files)}"
+    _files[location] = _Computed(function)
+    for key, text in (("location", location), ("offset", "0"), ("length", str(byte_size(tensor)))):
+        tensor.external_data.add(key=key, value=text)
+    return tensor
+
+
 def _location_of(path: str) -> str:
     """The location of a file as it is now: its path, with a number behind it if that means an earlier file."""
     status, number, location = os.stat(path), 1, path
-    while (file := _files.get(location)) is not None:
+    while isinstance(file := _files.get(location), _File):
         if os.path.samestat(os.fstat(file.handle), status) and not file.changed:
             return location
         number += 1
@@ -135,7 +162,8 @@ def give_back() -> None:
     _looked_at = 0
     if hasattr(mmap, "MADV_DONTNEED"):
         for file in _files.values():
-            file.memory.madvise(mmap.MADV_DONTNEED)
+            if isinstance(file, _File):
+                file.memory.madvise(mmap.MADV_DONTNEED)
 
 
 def to_array(tensor: TensorProto) -> np.ndarray:

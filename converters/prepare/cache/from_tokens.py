@@ -18,15 +18,16 @@ from onnx_backprop.opset.graphs.names import rename, used_names
 from onnx_backprop.opset.graphs.walk import constant_tensor, is_standard, reads
 
 Inputs = Mapping[str, ValueInfoProto]
+Axes = Mapping[str, int | None]
 
 
 def derive(
-    graph: GraphProto, inputs: Inputs, tokens: str, counts: Mapping[str, str], pasts: Mapping[str, int], *, kept: bool
+    graph: GraphProto, inputs: Inputs, tokens: str, counts: Mapping[str, str], pasts: Axes, *, kept: bool
 ) -> None:
     """Put in front of the graph what is read in the place of inputs that follow from the tokens, and of empty pasts.
 
     tokens: the input that says B and T, "" for none. counts: inputs, and what each is. pasts: with the axis of P of
-    each; kept: whether they are fed.
+    each, None for a state; kept: whether they are fed.
     """
     live = {name for node in graph.node for name in reads(node)}
     read = [name for name in pasts if name in live and not kept]
@@ -44,7 +45,7 @@ def derive(
 class _Writer:
     """Emits what follows from the tokens; an input that a batch leaves out has a default, which says so."""
 
-    def __init__(self, graph: GraphProto, inputs: Inputs, tokens: str, axes: Mapping[str, int], *, kept: bool) -> None:
+    def __init__(self, graph: GraphProto, inputs: Inputs, tokens: str, axes: Axes, *, kept: bool) -> None:
         self.graph, self.inputs = graph, inputs
         self.kept, self.axes = kept, axes
         self.op = op = Emitter("decoder", used_names(self.graph))
@@ -57,7 +58,8 @@ class _Writer:
         self.batch, self.length = (op.Shape(tokens, start=axis, end=axis + 1) for axis in (0, 1))
         self.zero, self.one = op.constant([0], np.int64), op.constant([1], np.int64)
         self.past, self.total, self.mask = self.zero, self.length, ""
-        for name, axis in list(axes.items())[:1] if kept else ():
+        growing = [(name, axis) for name, axis in axes.items() if axis is not None]
+        for name, axis in growing[:1] if kept else ():
             self.past = op.Shape(name, start=axis, end=axis + 1)
             self.total = op.Add(self.past, self.length)
 
@@ -116,7 +118,7 @@ class _Writer:
         return last if rank == 1 else op.Unsqueeze(last, self.one)
 
     def empty(self, name: str) -> str:
-        """A past of length 0, for what reads its shape."""
+        """A past of length 0, for what reads its shape; a state of zeros."""
         type_ = self.inputs[name].type.tensor_type
         lengths: list[str] = []
         for axis, dim in enumerate(type_.shape.dim):
@@ -126,7 +128,7 @@ class _Writer:
                 lengths.append(self.op.constant([dim.dim_value], np.int64))
             elif dim == self.tokens[0] or axis == 0:
                 lengths.append(self.batch)
-            elif not self._reads_length(name, axis, len(type_.shape.dim)):
+            elif self.axes[name] is not None and not self._reads_length(name, axis, len(type_.shape.dim)):
                 lengths.append(self.one)
             else:
                 raise UnsupportedError(

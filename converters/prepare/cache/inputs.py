@@ -1,4 +1,7 @@
-"""Which inputs of a decoder are pasts, masks, positions and lengths, and which outputs presents: by what reads them.
+"""Which inputs of a decoder are pasts, states, masks, positions and lengths, and which outputs are these afterwards.
+
+They are recognised by what reads them. A past grows by the new tokens; a state, as of a convolution along time, keeps
+its lengths, and is zeros before the first token.
 
 Letters of shapes: batch B, length T of the tokens, P of the pasts.
 """
@@ -8,25 +11,28 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, TypeProto, numpy_helper
 
 from onnx_backprop.converters.prepare.accept import MICROSOFT
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.opset.graphs.edit import assign
-from onnx_backprop.opset.graphs.order import producers
-from onnx_backprop.opset.graphs.walk import attributes_of, constant_tensor, is_standard
+from onnx_backprop.opset.graphs.order import ancestors, producers
+from onnx_backprop.opset.graphs.walk import attributes_of, constant_tensor, is_standard, reads
 
 Key = tuple[str, str]
 
-# the inputs of an operator that are pasts, and the axis of P in each; the outputs that are presents
-_PASTS: dict[Key, dict[int, int]] = {
+# the inputs of an operator that are pasts, and the axis of P in each, None for a state; the outputs that are presents
+_PASTS: dict[Key, dict[int, int | None]] = {
     (MICROSOFT, "Attention"): {4: 3},
     (MICROSOFT, "DecoderMaskedMultiHeadAttention"): {5: 2, 6: 2},
     (MICROSOFT, "GroupQueryAttention"): {3: 2, 4: 2},
     (MICROSOFT, "MultiHeadAttention"): {6: 2, 7: 2},
+    (MICROSOFT, "CausalConvWithState"): {3: None},
+    (MICROSOFT, "LinearAttention"): {3: None},
     ("", "Attention"): {4: 2, 5: 2},
 }
-_PRESENTS: Mapping[Key, tuple[int, ...]] = dict.fromkeys(_PASTS, (1, 2)) | {(MICROSOFT, "Attention"): (1,)}
+_PRESENTS: dict[Key, tuple[int, ...]] = dict.fromkeys(_PASTS, (1, 2))
+_PRESENTS |= {(MICROSOFT, name): (1,) for name in ("Attention", "CausalConvWithState", "LinearAttention")}
 # what an operator takes an integer input for
 _COUNTS: dict[Key, dict[int, str]] = {
     (MICROSOFT, "Attention"): {3: "mask"},
@@ -50,10 +56,12 @@ GROUPED: Key = (MICROSOFT, "GroupQueryAttention")
 
 
 class Decoder:
-    """The main graph of a model: who reads what, and which inputs are pasts."""
+    """The main graph of a model: who reads what, and which inputs are pasts. declared: what a file says of outputs."""
 
-    def __init__(self, graph: GraphProto, stored: Collection[str]) -> None:
-        self.graph = graph
+    def __init__(
+        self, graph: GraphProto, stored: Collection[str], declared: Mapping[str, TypeProto] | None = None
+    ) -> None:
+        self.graph, self.declared = graph, declared or {}
         self.inputs = {value.name: value for value in graph.input if value.name not in stored}
         self.makers = producers(graph.node)
         self.tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -63,6 +71,7 @@ class Decoder:
             for index, name in enumerate(node.input):
                 self.readers[name].append((node, index))
         self.outputs = dict.fromkeys(value.name for value in graph.output)
+        self.states: dict[str, str] = {}  # float inputs that come out again with the same lengths, and as what
 
     def nodes(self, key: Key) -> list[NodeProto]:
         """The nodes of an operator."""
@@ -82,32 +91,59 @@ class Decoder:
 
     # --- pasts and presents ---
 
-    def pasts(self) -> dict[str, int]:
+    def pasts(self) -> dict[str, int | None]:
         """The float inputs that a node takes for pasts, or to which new keys or values are appended; each axis of P.
 
-        Of the latter the result is an output, perhaps less its oldest positions, and the operand of a product.
+        Of the latter the result is an output, perhaps less its oldest positions, and the operand of a product. Beside
+        such, and beside GroupQueryAttention, also states, whose axis is None.
         """
-        found = {name: axis for name in self.inputs if (axis := self._axis_of(name)) is not None}
+        found = {name: axis for name in self.inputs for axis in self._axis_of(name)}
         joined = [name for name in found if not self._in_a_slot(name)]
         if len(joined) == 1 or self._tokens(()) is None:
             found = {name: axis for name, axis in found.items() if name not in joined}
-        return found
+        if found or self.nodes(GROUPED):
+            self.states = self._find_states(found)
+        return found | dict.fromkeys(self.states)
 
-    def _axis_of(self, name: str) -> int | None:
-        """The axis of P of an input; None where it is no past."""
+    def _axis_of(self, name: str) -> list[int | None]:
+        """The axis of P of an input, None for a state; nothing where it is no past."""
         tensor = self.inputs[name].type.tensor_type
         rank = len(tensor.shape.dim)
         if tensor.elem_type not in FLOATS or rank < 3:
-            return None
+            return []
         for _, axes, node, index in self._views(name, list(range(rank))):
-            slot = _PASTS.get(_key(node), {}).get(index)
-            if slot is not None and slot < len(axes):
-                return axes[slot]
+            slots = _PASTS.get(_key(node), {})
+            if index in slots and (slot := slots[index]) is None:
+                return [None]
+            if index in slots and slot is not None and slot < len(axes):
+                return [axes[slot]]
             if is_standard(node, "Concat") and self._appends(node, len(axes)):
                 axis = axes[attributes_of(node)["axis"] % len(axes)]
                 if axis and (axis < rank - 1 or "past" in name):
-                    return axis
-        return None
+                    return [axis]
+        return []
+
+    def _find_states(self, pasts: Collection[str]) -> dict[str, str]:
+        """Other float inputs that come out again, each with that output.
+
+        All lengths but the batch are declared, the output has the same, and is computed of the input. Of several such
+        outputs it is the one that the fewest nodes lead to: what a later layer makes is computed of all states before.
+        """
+        free: dict[str, TypeProto.Tensor] = {}
+        for name in self.inputs.keys() - pasts - {self._tokens(())}:
+            type_ = self.inputs[name].type.tensor_type
+            unknown = sum(not dim.HasField("dim_value") for dim in type_.shape.dim)
+            if type_.elem_type in FLOATS and len(type_.shape.dim) > 1 >= unknown:
+                free[name] = type_
+        types = {name: self.declared[name].tensor_type for name in self.outputs if name in self.declared}
+        nodes, found = self.graph.node, dict[str, str]()
+        leading = {y: ancestors(nodes, [y]) for y, t in types.items() if any(_alike(t, x) for x in free.values())}
+        for y in sorted(leading, key=lambda y: len(leading[y])):
+            read = {name for n in leading[y] for name in reads(nodes[n])}
+            twins = (n for n in self.inputs if n in free and n in read and _alike(types[y], free[n]) and n not in found)
+            if (name := next(twins, None)) is not None:
+                found[name] = y
+        return found
 
     def _views(self, name: str, axes: list[int]) -> Iterator[tuple[str, list[int], NodeProto, int]]:
         """Who reads an input or a part of it; axes: which of the input each axis of the value is."""
@@ -171,6 +207,7 @@ class Decoder:
                     made.append(node.output[0])
             made.append(name)
         found = {y for name in made if name for y in self._becomes(name, ("Slice",))}
+        found.update(self.states.values())
         return [name for name in self.outputs if name in found]
 
     def _first_presents(self) -> list[str]:
@@ -184,15 +221,15 @@ class Decoder:
             found += [value] if "present" in name and multiplied else []
         return found
 
-    def empty(self, pasts: Collection[str]) -> None:
-        """Take the pasts out of slots and from in front of new keys and values."""
+    def empty(self, pasts: Mapping[str, int | None]) -> None:
+        """Take the pasts out of slots and from in front of new keys and values; of states only the former."""
         for name in pasts:
             rank = len(self.inputs[name].type.tensor_type.shape.dim)
             for value, _, node, index in list(self._views(name, list(range(rank)))):
                 if index in _PASTS.get(_key(node), {}):
                     node.input[index] = ""
                     assign(node.attribute, [a for a in node.attribute if a.name != _STORED])
-                elif is_standard(node, "Concat"):
+                elif is_standard(node, "Concat") and pasts[name] is not None:
                     node.input.remove(value)
                     if len(node.input) == 1:
                         node.op_type = "Identity"
@@ -243,6 +280,13 @@ class Decoder:
         rows.sort(key=lambda name: "ids" not in name or "type" in name)
         rows += [name for name, v in self.inputs.items() if "embeds" in name and v.type.tensor_type.elem_type in FLOATS]
         return next(iter(rows), None)
+
+
+def _alike(a: TypeProto.Tensor, b: TypeProto.Tensor) -> bool:
+    """Whether two types have no lengths declared that differ."""
+    dims = list(zip(a.shape.dim, b.shape.dim, strict=False))
+    lengths = all(not (x.dim_value and y.dim_value) or x.dim_value == y.dim_value for x, y in dims)
+    return a.elem_type == b.elem_type and len(a.shape.dim) == len(b.shape.dim) and lengths
 
 
 def _key(node: NodeProto) -> Key:

@@ -23,7 +23,8 @@ def group_query_attention(op: Composer) -> list[str | None]:
     """
     _check_form(op)
     q, k, v = _projected(op)
-    past = [name for name in (op.input(3), op.input(4)) if name and op.known.length(name, 2) != 0]
+    past = [name for name in (op.input(3), op.input(4)) if name]
+    past = [] if 0 in (op.known.length(name, 2) for name in past) else past
     tokens = _Tokens(op, op.length(q, 2), cached=bool(past))
     positions, caches = op.input(9), [op.input(7), op.input(8)]
     if op.attribute("do_rotary", 0) == 1:

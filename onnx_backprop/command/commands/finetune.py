@@ -53,6 +53,10 @@ def _check(arguments: argparse.Namespace, target: Path) -> None:
         raise InvalidArgumentError(f"--split: expected a share from 0 to below 1, got {arguments.split}")
     if arguments.split and arguments.evaluation:
         raise InvalidArgumentError("--split: --evaluation names the texts to measure on already. Leave one out")
+    if bool(arguments.text) == bool(arguments.preferences):
+        raise InvalidArgumentError("--text: expected this or --preferences, one of both")
+    if arguments.pack and arguments.preferences:
+        raise InvalidArgumentError("--pack: pairs of --preferences are not packed. Leave it out")
     if arguments.floats and not arguments.merged:
         raise InvalidArgumentError("--floats: goes with --merged")
     model = Path(arguments.model)
@@ -74,6 +78,7 @@ def _check(arguments: argparse.Namespace, target: Path) -> None:
 
 def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     from onnx_backprop import Trainer, text  # not before: the other commands need no runtime
+    from onnx_backprop.text.preferences import PairBatches
 
     folder = text.ModelFolder(arguments.model)
     tokenizer = folder.tokenizer(arguments.tokenizer, begins=arguments.begin or None)
@@ -81,15 +86,16 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     if folder.context is not None and length > folder.context:
         raise InvalidArgumentError(f"--length: the model reads at most {folder.context} tokens, got {length}")
     examples, held_out = _examples(arguments, tokenizer, length)
+    whole = [one for row in (*examples, *held_out) for one in (row if arguments.preferences else [row])]
     note(f"putting adapters into {folder.model}")
     targets = arguments.targets or text.projections(folder.model)
     adapted = lora(folder.model, targets, arguments.rank, alpha=arguments.alpha, seed=arguments.seed)
-    _check_vocabulary(adapted.model, max(int(one.ids.max()) for one in (*examples, *held_out)), tokenizer)
+    _check_vocabulary(adapted.model, max(int(one.ids.max()) for one in whole), tokenizer)
     note("making a training graph")
-    arguments.loss = "cross entropy of the next token"
+    loss, arguments.loss = _loss(arguments)
     graph = training_graph(
         adapted.model,
-        loss=NextToken(),
+        loss=loss,
         trainable=adapted.trainable,
         optimizer=optimizer_of(arguments),
         memory=arguments.memory,
@@ -97,14 +103,19 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
         gradient_norms=arguments.report is not None,
     )
     options = {"length": length, "pad": tokenizer.pad, "names": _inputs(graph), "seed": arguments.seed}
-    batches = text.TextBatches(examples, arguments.batch_size, pack=arguments.pack, **options)
-    measured = text.TextBatches(held_out, arguments.batch_size, shuffle=False, **options) if held_out else None
+    kind, more = (PairBatches, {}) if arguments.preferences else (text.TextBatches, {"pack": arguments.pack})
+    batches = kind(examples, arguments.batch_size, **more, **options)
+    measured = kind(held_out, arguments.batch_size, shuffle=False, **options) if held_out else None
     schedule = schedule_of(arguments, -(-len(batches) * arguments.epochs // arguments.accumulate))
     plan = _plan(arguments, adapted, batches, measured)
     say(arguments, "\n".join((graph.summary(most=ROWS), *lines_of(plan))))
     note("opening it in onnxruntime")
     trainer = Trainer(graph, learning_rate=arguments.learning_rate, seed=arguments.seed)
     checkpoint = target / CHECKPOINT
+    for pairs in (batches, measured):
+        if isinstance(pairs, PairBatches):
+            note("measuring what the model prefers before")
+            pairs.refer(trainer)
     if arguments.resume and checkpoint.is_file():
         trainer.load(checkpoint)
         say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")
@@ -123,10 +134,10 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     folder.write(target, adapted.model, {arguments.name: values})
     written = [str(target), str(target / f"{arguments.name}.onnx_adapter")]
     if arguments.merged:
-        from onnx_backprop.quantization import merge_adapter  # not before: it needs a runtime
+        from onnx_backprop.quantization import merged_by_reference  # not before: it needs a runtime
 
         note(f"writing {arguments.merged}")
-        folder.write(arguments.merged, merge_adapter(adapted, values, floats=arguments.floats))
+        folder.write(arguments.merged, merged_by_reference(adapted, values, floats=arguments.floats))
         written.append(str(arguments.merged))
     if arguments.report:
         note("timing some steps for the report")
@@ -142,12 +153,17 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
 def _examples(arguments: argparse.Namespace, tokenizer: Any, length: int) -> tuple[list[Any], list[Any]]:
     """Rows to train on, and to measure on."""
     from onnx_backprop import text
+    from onnx_backprop.text.preferences import read_pairs
+
+    def read(paths: list[str]) -> list[Any]:
+        if arguments.preferences:
+            return [pair for path in paths for pair in read_pairs(path, tokenizer, template=arguments.template)]
+        return text.windows(text.read_examples(paths, tokenizer, template=arguments.template), length)
 
     note("reading the texts")
-    examples = text.windows(text.read_examples(arguments.text, tokenizer, template=arguments.template), length)
+    examples = read(arguments.preferences or arguments.text)
     if arguments.evaluation:
-        held_out = text.read_examples(arguments.evaluation, tokenizer, template=arguments.template)
-        return examples, text.windows(held_out, length)
+        return examples, read(arguments.evaluation)
     order = np.random.default_rng(arguments.seed).permutation(len(examples))
     count = math.ceil(arguments.split * len(examples))
     if count == len(examples):
@@ -155,6 +171,15 @@ def _examples(arguments: argparse.Namespace, tokenizer: Any, length: int) -> tup
             f"--split: {arguments.split} of {len(examples)} rows leaves none to train on. Give more, or --evaluation"
         )
     return [examples[n] for n in sorted(order[count:])], [examples[n] for n in order[:count]]
+
+
+def _loss(arguments: argparse.Namespace) -> tuple[Any, str]:
+    """The loss, and what it is called."""
+    if not arguments.preferences:
+        return NextToken(), "cross entropy of the next token"
+    from onnx_backprop.text.preferences import preference_loss
+
+    return preference_loss(arguments.beta), f"preferences between answers, beta {arguments.beta:g}"
 
 
 def _check_vocabulary(model: ModelProto, highest: int, tokenizer: Any) -> None:
@@ -170,11 +195,11 @@ def _check_vocabulary(model: ModelProto, highest: int, tokenizer: Any) -> None:
 
 def _inputs(graph: TrainingGraph) -> list[str]:
     """The inputs of a training graph that texts give, which are all that it cannot do without."""
-    arrays = ("input_ids", "labels", "attention_mask", "position_ids")
+    arrays = ("input_ids", "labels", "attention_mask", "position_ids", "reference")
     missing = [name for name in graph.inputs if name not in arrays]
     if missing:
         raise InvalidArgumentError(
-            f"MODEL: its input {missing[0]!r} is nothing that a text gives; expected inputs of {', '.join(arrays)}"
+            f"MODEL: its input {missing[0]!r} is nothing that a text gives; expected inputs of {', '.join(arrays[:-1])}"
         )
     return [name for name in (*graph.inputs, *graph.optional) if name in arrays]
 
@@ -182,19 +207,21 @@ def _inputs(graph: TrainingGraph) -> list[str]:
 def _lengths(model: ModelProto, rows: int, length: int, arguments: argparse.Namespace) -> dict[str, int]:
     """The lengths of the model's symbolic dimensions in the longest batch."""
     tokens = [value.type.tensor_type.shape.dim for value in model.graph.input if value.name == "input_ids"]
-    shape = (min(arguments.batch_size, rows), length)
-    return {d.dim_param: n for dims in tokens for d, n in zip(dims, shape, strict=False) if d.dim_param}
+    pairs = {"pairs": min(arguments.batch_size, rows)} if arguments.preferences else {}
+    shape = (2 * pairs["pairs"] if pairs else min(arguments.batch_size, rows), length)
+    return pairs | {d.dim_param: n for dims in tokens for d, n in zip(dims, shape, strict=False) if d.dim_param}
 
 
 def _plan(arguments: argparse.Namespace, adapted: LoraModel, batches: Any, measured: Any) -> dict[str, str]:
     """What is about to be done."""
+    rows = "pairs" if arguments.preferences else "rows"
     plan = {
         "adapters": f"rank {arguments.rank}, {repr(adapted).partition(': ')[2][:-1]}",
-        "data": f"{batches.rows:,} rows, {batches.learned:,} tokens learned, "
+        "data": f"{batches.rows:,} {rows}, {batches.learned:,} tokens learned, "
         f"{len(batches):,} batches of {batches.size}",
     }
     if measured is not None:
-        plan["evaluation"] = f"{measured.rows:,} rows, {measured.learned:,} tokens, after every epoch"
+        plan["evaluation"] = f"{measured.rows:,} {rows}, {measured.learned:,} tokens, after every epoch"
     plan["training"] = (
         f"{arguments.optimizer}, {arguments.loss}, {arguments.epochs} epochs, "
         f"{len(batches) * arguments.epochs:,} steps, learning rate {arguments.learning_rate:g} ({arguments.schedule})"
@@ -205,17 +232,21 @@ def _plan(arguments: argparse.Namespace, adapted: LoraModel, batches: Any, measu
 COMMAND = Command(
     "finetune",
     help="train an adapter of a language model on texts",
-    usage="%(prog)s MODEL -o OUT --text FILE [FILE …] [options]",
+    usage="%(prog)s MODEL -o OUT (--text FILE [FILE …] | --preferences FILE [FILE …]) [options]",
     description="MODEL is a folder of onnxruntime-genai's model builder, or an ONNX file with a tokenizer.json beside "
     'it. FILE: .jsonl with {"text": …}, {"prompt": …, "completion": …} or {"messages": [{"role": …, "content": …}]} '
-    "in each line, of which answers alone are learned; any other file is one text. OUT becomes a folder that "
+    "in each line, of which answers alone are learned; any other file is one text. Of --preferences, "
+    '{"prompt": …, "chosen": …, "rejected": …}, the model learns which answer is better. '
+    "OUT becomes a folder that "
     "onnxruntime-genai loads: the model with low-rank matrices as inputs, without effect by themselves, and "
     "NAME.onnx_adapter beside it; a checkpoint too, from which --resume goes on.",
     run=run,
     arguments=[
         argument("model", metavar="MODEL", help="the folder of the model, or its ONNX file"),
         argument("-o", "--output", metavar="OUT", required=True, help="the folder to write"),
-        argument("--text", nargs="+", action="extend", required=True, metavar="FILE", help="texts to train on"),
+        argument("--text", nargs="+", action="extend", metavar="FILE", help="texts to train on"),
+        argument("--preferences", nargs="+", action="extend", metavar="FILE", help="pairs of answers, .jsonl (DPO)"),
+        argument("--beta", default=0.1, metavar="NUMBER", help="of --preferences: how close to MODEL (%(default)s)"),
         argument("--tokenizer", metavar="FILE", help="tokenizer.json (default: beside MODEL)"),
         argument(
             "--template",
@@ -228,7 +259,7 @@ COMMAND = Command(
         argument(
             "--length", type=int, metavar="TOKENS", help=f"the most in a row (default: {LENGTH}, or what MODEL reads)"
         ),
-        argument("--evaluation", nargs="+", metavar="FILE", help="texts to measure on after every epoch"),
+        argument("--evaluation", nargs="+", metavar="FILE", help="texts, or pairs, to measure on after every epoch"),
         argument("--split", default=0.0, metavar="SHARE", help="of the rows, to measure on (%(default)s)"),
         flag("--pack", help="several examples in a row, each of which sees those before it"),
         argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl", file="written"),
@@ -240,8 +271,7 @@ COMMAND = Command(
     groups={
         "the adapter": [
             argument("--name", default="adapter", help="of the file, without .onnx_adapter (%(default)s)"),
-            argument("--rank", default=8, least=1, metavar="N", help="of the change of a matrix (%(default)s)"),
-            argument("--alpha", default=16.0, metavar="NUMBER", help="its scale times its rank (%(default)s)"),
+            *shared("--rank", "--alpha"),
             argument(
                 "--targets",
                 nargs="+",

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from onnx_backprop.command.commands.train import loaders_of, step_options
-from onnx_backprop.command.options import read_arrays, shared
+from onnx_backprop.command.options import read_arrays, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
+from onnx_backprop.converters.finetune.lora import lora
 from onnx_backprop.converters.prepare.writing.files import same_file
 from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -27,8 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments, folder)
     data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
     assert data is not None
-    convert = partial(training_graph, **step_options(arguments))
-    graph = convert(arguments.model, inline=True)
+    options = step_options(arguments)
+    model: Any = arguments.model
+    if arguments.lora:
+        adapted = lora(model, arguments.lora, arguments.rank, alpha=arguments.alpha, seed=arguments.seed)
+        model, options["trainable"] = adapted.model, adapted.trainable
+        say(arguments, f"rank {arguments.rank}, {repr(adapted).partition(': ')[2][:-1]}")
+    convert = partial(training_graph, **options)
+    graph = convert(model, inline=True)
     loader, measured = loaders_of(graph, data, evaluation, arguments)
     kinds = {v.name: v.type.tensor_type.elem_type for v in graph.model.graph.input}
     arrays, train = held_out(
@@ -37,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     fixed = None
     if arguments.webgpu:
         lengths = {name: (loader.size, *array.shape[1:]) for name, array in arrays.items()}
-        fixed = convert(fix_lengths(load(arguments.model), lengths))
+        fixed = convert(fix_lengths(load(model), lengths))
     sizes = write_site(
         folder,
         graph,
@@ -75,6 +82,8 @@ def _check(arguments: argparse.Namespace, folder: Path) -> None:
         if not (is_site and arguments.force):
             also = ", or --force to replace the site in it" if is_site else ""
             raise InvalidArgumentError(f"-o: {folder} is not empty. Name another folder{also}")
+    if arguments.lora and arguments.trainable:
+        raise InvalidArgumentError("--lora: the adapters are what is trained. Leave --trainable out")
     for what in ("model", "data", "evaluation"):
         path = getattr(arguments, what)
         if path is not None and any(same_file(path, file) for file in folder.rglob("*")):
@@ -101,6 +110,15 @@ COMMAND = Command(
         *shared("--weight-decay", metavar=None),
         *shared("--training-mode", "--no-frozen-statistics"),
         *shared("--seed", help="of the choice of held-out rows (%(default)s)"),
+        argument(
+            "--lora",
+            nargs="+",
+            action="extend",
+            also="targets",
+            metavar="NAME",
+            help="weights that get a low-rank adapter, which alone is trained; globs too",
+        ),
+        *shared("--rank", "--alpha"),
         argument(
             "--runtime",
             metavar="FOLDER",

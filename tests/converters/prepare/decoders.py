@@ -30,15 +30,23 @@ class Decoder(Emitter):
     """Two layers of attention and a product, learned positions, a head that is the table of tokens.
 
     form: how keys are stored and attended to. cache: whether there are presents; pasts: and pasts. fixed: whether all lengths
-    are numbers. prefix: of the names of pasts.
+    are numbers. prefix: of the names of pasts. state: how the first layer's convolution along time is written, "" for
+    none: "operator" or "nodes".
     """
 
     def __init__(
-        self, form: str, *, cache: bool = True, pasts: bool = True, fixed: bool = False, prefix: str = "past"
+        self,
+        form: str,
+        *,
+        cache: bool = True,
+        pasts: bool = True,
+        fixed: bool = False,
+        prefix: str = "past",
+        state: str = "",
     ) -> None:
         super().__init__("node", set())
         self.form, self.cache, self.fixed, self.prefix_of_pasts = form, cache, fixed, prefix
-        self.pasts = cache and pasts
+        self.pasts, self.state = cache and pasts, state
         self.rng = np.random.default_rng(0)
         self.weights: list[TensorProto] = []
         self.inputs: dict[str, tuple[int, Dims]] = {}
@@ -81,6 +89,7 @@ class Decoder(Emitter):
         for n in range(LAYERS):
             x = self.Add(x, self.MatMul(self._attention(n, x), self.weight(f"o{n}", WIDTH, WIDTH)))
             x = self.Add(x, self.Tanh(self.MatMul(x, self.weight(f"mlp{n}", WIDTH, WIDTH))))
+            x = self.Add(x, self._convolved(x)) if self.state and not n else x
         logits = self.MatMul(x, self.Transpose(table, perm=[1, 0]))
         self.nodes.append(helper.make_node("Identity", [logits], ["logits"]))
         outputs = {"logits": (FLOAT, self.dims("batch", "tokens", VOCABULARY)), **self.outputs}
@@ -148,6 +157,25 @@ class Decoder(Emitter):
         k = k if self.form == "transposed" else self.Transpose(k, perm=[0, 1, 3, 2])
         scores = self.Add(self.Mul(self.MatMul(q, k), self.constant(SIZE**-0.5, np.float32)), self.bias)
         return self.joined(self.MatMul(self.Softmax(scores, axis=-1), v))
+
+    def _convolved(self, x: str) -> str:
+        """A convolution of each channel with two tokens before, kept from step to step."""
+        x, kernel, dims = self.Transpose(x, perm=[0, 2, 1]), self.weight("taps", WIDTH, 1, 3), ("batch", WIDTH, 2)
+        left = self.input("left", FLOAT, *dims) if self.pasts else self._zeros(x)
+        if self.state == "operator":
+            attributes = {"activation": "silu", "domain": "com.microsoft"}
+            y, kept = self.emit("CausalConvWithState", [x, kernel, "", left], attributes, outputs=2)
+        else:
+            both = self.Concat(left, x, axis=2)
+            y, kept = self.Conv(both, kernel, group=WIDTH), self.Slice(both, self.at(-2), self.at(2**62), self.at(2))
+            y = self.Mul(y, self.Sigmoid(y))
+        if self.cache:
+            self.output(kept, "kept", *dims)
+        return self.Transpose(y, perm=[0, 2, 1])
+
+    def _zeros(self, x: str) -> str:
+        lengths = self.Concat(self.Shape(x, end=1), self.at(WIDTH, 2), axis=0)
+        return self.ConstantOfShape(lengths, value=helper.make_tensor("", FLOAT, [1], [0]))
 
     def _packed(self, n: int, x: str) -> str:
         weight, bias = self.weight(f"qkv{n}", WIDTH, 3 * WIDTH), self.weight(f"b{n}", 3 * WIDTH)

@@ -41,10 +41,10 @@ def gradients(model: Any, feeds: dict[str, np.ndarray], **options: Any) -> dict[
     return {x: named[g] for x, g in names.items()}
 
 
-def without_cache(form: str, mask: np.ndarray, positions: np.ndarray) -> dict[str, Any]:
+def without_cache(form: str, mask: np.ndarray, positions: np.ndarray, **options: Any) -> dict[str, Any]:
     """The gradients of the same decoder that an exporter has written without a cache."""
     form = "plain" if form == "GroupQueryAttention" else form  # the same numbers; the other is always a decoder
-    graph = ob.training_graph(decoder(form, cache=False), loss=LOSS, prediction="logits")
+    graph = ob.training_graph(decoder(form, cache=False, **options), loss=LOSS, prediction="logits")
     feeds = {"input_ids": IDS, "labels": LABELS, "attention_mask": mask, "position_ids": positions}
     found = ob.session(graph.model).run([graph.loss, *graph.parameters.values()], feeds)
     return dict(zip(("loss", *graph.parameters), found, strict=True))
@@ -108,6 +108,41 @@ def test_of_a_merged_decoder_the_branch_without_a_cache_is_trained(shared: bool,
 @pytest.mark.parametrize("form", FORMS)
 def test_the_exported_model_has_its_pasts_and_presents(form: str, tmp_path: Any) -> None:
     check_export(decoder(form), tmp_path)
+
+
+@pytest.mark.parametrize("state", ["operator", "nodes"])
+@pytest.mark.parametrize("form", ["plain", "GroupQueryAttention"])
+def test_a_state_that_keeps_its_lengths_is_zeros(form: str, state: str, tmp_path: Any) -> None:
+    """As of a convolution along time, which lies between layers of attention; whatever it is called."""
+    model = decoder(form, state=state)
+    graph = graph_of(model)
+    assert graph.inputs == ("input_ids", "labels")
+    assert graph.outputs == ("logits",)
+    expected = without_cache(form, np.ones_like(IDS), np.arange(T)[None].repeat(B, 0), state=state)
+    assert "taps" in expected
+    assert_equal(gradients(model, {"input_ids": IDS, "labels": LABELS}), expected)
+    check_export(model, tmp_path)
+
+
+@pytest.mark.parametrize("state", ["operator", "nodes"])
+def test_states_that_each_batch_has(state: str) -> None:
+    """Beside pasts that it has: zeros are what they are without."""
+    model = decoder("plain", state=state)
+    feeds = {"input_ids": IDS, "labels": LABELS}
+    given = {**feeds, **empty_pasts(model), "left": np.zeros((B, 2 * HEADS * SIZE // 2, 2), np.float32)}
+    assert_equal(gradients(model, given, given=["past*"]), gradients(model, feeds))
+    given["left"] += 1
+    got = gradients(model, given, wrt_inputs=["left"])
+    assert np.abs(got["left"]).max() > 1e-4
+    assert abs(got["loss"] - gradients(model, feeds)["loss"]) > 1e-4
+
+
+def test_a_state_whose_lengths_are_not_known_stays_an_input() -> None:
+    model = decoder("plain", state="nodes")
+    left = next(v for v in model.graph.input if v.name == "left")
+    for dim in left.type.tensor_type.shape.dim[1:]:
+        dim.ClearField("dim_value")
+    assert "left" in graph_of(model, prediction="logits").inputs
 
 
 def check_export(model: ModelProto, folder: Any, more: dict[str, np.ndarray] | None = None) -> None:

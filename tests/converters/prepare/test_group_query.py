@@ -14,7 +14,7 @@ from onnx_backprop.opset.core.errors import UnsupportedError
 from tests.support.adjoint import Feeds, forward_session, run
 from tests.support.batch import check_each
 from tests.support.forms import Form, answers_of, close, feeds_of, forwards, gradients, same, slopes
-from tests.support.fused_checks import Fused, check_all_gradients, expanded, one_node
+from tests.support.fused_checks import Fused, check_all_gradients, check_fused, expanded, one_node
 from tests.support.renamed import STYLES, joined, renamed
 
 NAMES = ["q", "k", "v", "past_k", "past_v", "lengths", "total", "cos", "sin", "ids", "bias", "sink", "12", "13", "14",
@@ -238,6 +238,12 @@ def test_refused(more: dict[str, Any], attributes: dict[str, Any], words: str) -
     model = one_node("GroupQueryAttention", feeds, 3, **({"num_heads": 4, "kv_num_heads": 2} | attributes))
     with pytest.raises(UnsupportedError, match=rf"GroupQueryAttention \(.*{words}.*'node'"):
         ob.backward(model, wrt=["q"])
+
+
+def test_an_empty_cache_of_which_one_half_is_a_constant() -> None:
+    feeds = PROMPT | {name: np.zeros((2, 2, 0, 16), np.float32) for name in ("past_k", "past_v")}
+    given = {name: feeds.get(name) for name in NAMES}
+    check_fused("GroupQueryAttention", given, (), 3, constants=["past_v"], num_heads=4, kv_num_heads=2)
 
 
 def test_scores_that_nobody_writes() -> None:

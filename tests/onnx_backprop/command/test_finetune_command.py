@@ -93,6 +93,57 @@ def test_an_onnx_file_with_a_tokenizer_elsewhere(folder: Path) -> None:
     }
 
 
+@pytest.fixture
+def pairs(folder: Path) -> Path:
+    lines = [{"prompt": f"{n} and {n} make", "chosen": f" {2 * n}.", "rejected": f" {n} {n}."} for n in range(12)]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def prefer(*more: str, epochs: int = 4) -> int:
+    given = ["--preferences", "pairs.jsonl", "--epochs", str(epochs), "--learning-rate", "1e-2", "--batch-size", "5"]
+    return main(["finetune", str(MODEL), "-o", "out", *given, "--schedule", "constant", *more])
+
+
+def test_preferences(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first loss is log 2, that of a model that is as before; --resume has the same model for its reference."""
+    options = ["--log", "log.csv", "--split", "0.2", "--beta", "0.5"]
+    assert prefer(*options, "--memory", "80%") == 0
+    said = capsys.readouterr().out
+    assert "data: 9 pairs, " in said
+    assert "evaluation: 3 pairs, " in said
+    assert "preferences between answers, beta 0.5" in said
+    records = read_log(pairs / "log.csv")
+    assert len(records) == 8
+    assert records[0].loss == pytest.approx(np.log(2), rel=1e-4)
+    assert records[-1].loss < 0.7 * records[0].loss
+    assert {"adapter.onnx_adapter", "model.onnx"} <= {file.name for file in (pairs / "out").iterdir()}
+    whole = (pairs / "out" / "adapter.onnx_adapter").read_bytes()
+    assert prefer(*options, "--force", epochs=2) == 0
+    assert prefer(*options, "--resume", epochs=4) == 0
+    assert (pairs / "out" / "adapter.onnx_adapter").read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--text", "data.jsonl"], "--text: expected this or --preferences, one of both"),
+        (["--pack"], "--pack: pairs of --preferences are not packed"),
+        (["--beta", "0"], "--beta: expected a number above 0, got 0.0"),
+        (["--preferences", "data.jsonl"], 'data.jsonl, line 1: expected {"prompt": …, "chosen"'),
+        (["--preferences", "none.jsonl"], "none.jsonl cannot be read: "),
+        (["--preferences", "empty.jsonl"], "empty.jsonl holds no pair"),
+        (["--length", "4"], "is longer than 4 tokens"),
+    ],
+)
+def test_what_is_refused_of_preferences(
+    pairs: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    (pairs / "empty.jsonl").write_text("\n")
+    assert prefer(*options) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

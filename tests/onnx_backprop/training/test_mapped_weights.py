@@ -93,7 +93,7 @@ def forward(path: Path | ModelProto) -> Array:
 
 
 def is_reference(model: ModelProto) -> list[bool]:
-    names = [f"w{n}" for n in range(LAYERS)]
+    names = [*(f"w{n}" for n in range(LAYERS)), "q"]
     return [t.data_location == TensorProto.EXTERNAL for t in model.graph.initializer if t.name in names]
 
 
@@ -175,26 +175,63 @@ def test_convolutions_keep_their_weights_as_constants(tmp_path: Path) -> None:
     np.testing.assert_allclose(losses, [losses[-1]] * 4, rtol=1e-5)
 
 
-def test_packed_weights_stay_in_their_file(tmp_path: Path) -> None:
+def packed(folder: Path) -> Path:
+    """A product with integers of 4 bits in a file."""
     rng = np.random.default_rng(0)
-    packed = rng.integers(0, 256, (WIDTH, 2, 16), np.uint8)
+    numbers = rng.integers(0, 256, (WIDTH, 2, 16), np.uint8)
     scales = numpy_helper.from_array(rng.uniform(0.01, 0.02, (WIDTH * 2,)).astype(np.float32), "s")
-    (tmp_path / "q.bin").write_bytes(packed.tobytes())
+    (folder / "q.bin").write_bytes(numbers.tobytes())
     node = helper.make_node(
         "MatMulNBits", ["x", "q", "s"], ["y"], domain="com.microsoft", K=WIDTH, N=WIDTH, bits=4, block_size=32
     )
     values = [helper.make_tensor_value_info(name, 1, ["n", WIDTH]) for name in "xy"]
-    graph = helper.make_graph([node], "g", values[:1], values[1:], [refer("q", packed, "q.bin", 0), scales])
+    graph = helper.make_graph([node], "g", values[:1], values[1:], [refer("q", numbers, "q.bin", 0), scales])
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+def test_packed_weights_stay_in_their_file(tmp_path: Path) -> None:
+    path = packed(tmp_path)
     losses = []
-    for source in (tmp_path / "m.onnx", onnx.load(tmp_path / "m.onnx")):
+    for source in (path, onnx.load(path)):
         lora = ob.lora(source, ["*"], rank=2)
         graph = ob.training_graph(lora.model, loss="mse", trainable=lora.trainable, optimizer="sgd")
         trainer = ob.Trainer(graph, learning_rate=0.1)
         losses.append([trainer.step(batch()) for _ in range(3)])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     assert losses[0][0] > losses[0][2]
+
+
+def test_floats_of_packed_weights_are_computed_when_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dequantised, merged in floats and in integers, they are those of the model in memory, bit for bit."""
+    path = packed(tmp_path)
+    rng = np.random.default_rng(1)
+
+    def results(source: Path | ModelProto) -> list[ModelProto]:
+        lora = ob.lora(source, ["*"], rank=2)
+        values = {name: value.astype(np.float32) for name, value in changes.items()}
+        return [ob.dequantize(source), *(ob.merge_adapter(lora, values, floats=kind) for kind in (True, False))]
+
+    adapters = {t.name: t for t in ob.lora(path, ["*"], rank=2).model.graph.initializer}
+    changes = {n: rng.standard_normal(tuple(t.dims)) for n, t in adapters.items() if "lora" in n}
+    expected = results(onnx.load(path))
+    assert [is_reference(model) for model in results(path)] == [[False]] * 3, "so that onnx.save writes all of them"
+    monkeypatch.setattr(mapped, "PROTO_LIMIT", 10_000)
+    found = results(path)
+    assert [is_reference(model) for model in found] == [[True], [True], [False]]
+    for n, (one, other) in enumerate(zip(found, expected, strict=True)):
+        ob.save_model(one, tmp_path / f"{n}.onnx")
+        written, theirs = (
+            {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+            for model in (onnx.load(tmp_path / f"{n}.onnx"), other)
+        )
+        assert written.keys() == theirs.keys()
+        for name, array in theirs.items():
+            np.testing.assert_array_equal(written[name], array, err_msg=name)
+    assert not np.array_equal(written["q"], numpy_helper.to_array(onnx.load(path).graph.initializer[0]))
 
 
 # -- Files that are not what they should be.

@@ -22,10 +22,12 @@ for (let step = 0; step < Number(count); step++) {
   times.push(performance.now() - start);
 }
 const held = rows.batch(Array.from({ length: site.batch }, (_, i) => i));
-const { loss: evaluation } = await trainer.evaluate(held);
+const { loss: evaluation, outputs } = await trainer.evaluate(held);
 await writeFile(`${folder}/trained.onnx`, await trainer.export());
 const names = Object.keys(held).filter((name) => name !== site.target);
-const predicted = await trainer.predict(Object.fromEntries(names.map((name) => [name, held[name]])));
+const fed = Object.fromEntries(names.map((name) => [name, held[name]]));
+let predicted = outputs, refused = null;
+try { predicted = await trainer.predict(fed); } catch (e) { refused = e.message; }
 const [name] = trainer.about.outputs;
 const numbers = [...predicted[name].data].map(Number);
-await writeFile(`${folder}/results.json`, JSON.stringify({ losses, times, evaluation, predicted: numbers }));
+await writeFile(`${folder}/results.json`, JSON.stringify({ losses, times, evaluation, predicted: numbers, refused }));

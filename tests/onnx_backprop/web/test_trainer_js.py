@@ -11,13 +11,16 @@ import onnxruntime
 import pytest
 
 import onnx_backprop as ob
+from onnx_backprop.__main__ import main
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.web.bundle import bundle
 from onnx_backprop.web.site import write_site
 from tests.onnx_backprop.web import javascript
 from tests.onnx_backprop.web.javascript import CASES
 
 STEPS = 20
+DECODER = Path(__file__).parents[2] / "data" / "text" / "model.onnx"
 RATE = 1e-3
 
 
@@ -36,6 +39,7 @@ def test_losses_in_wasm_are_those_of_python(name: str, tmp_path: Path) -> None:
     losses = [trainer.step(batch) for batch in batches]
     np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
     assert losses[-1] < losses[0]
+    assert found["refused"] is None
 
     # what is downloaded is a model of its own, with the weights that the last step has left
     trained = tmp_path / "trained.onnx"
@@ -53,6 +57,41 @@ def test_losses_in_wasm_are_those_of_python(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.ravel(found["predicted"]), np.ravel(own), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(own, ours, rtol=1e-2, atol=1e-2)
     assert found["evaluation"] == pytest.approx(trainer.evaluate(batches[0]), rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::onnx_backprop.OnnxBackpropWarning")  # that it is a decoder
+@pytest.mark.parametrize("rounds", [False, True], ids=["exact", "accuracy_level 4"])
+def test_adapters_of_a_decoder_of_integers(rounds: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file of genai's builder: MatMulNBits in wasm. What rounds x to 8 bits there rounds a little otherwise."""
+    base = onnx.load(DECODER)
+    for node in base.graph.node:
+        assign(node.attribute, [a for a in node.attribute if rounds or a.name != "accuracy_level"])
+    onnx.save(base, tmp_path / "model.onnx")
+    ids = np.random.default_rng(0).integers(3, 320, (40, 16))
+    ids[:, 8:] = ids[:, :8]
+    np.savez(tmp_path / "data.npz", input_ids=ids, labels=ids)
+    given = ["--data", str(tmp_path / "data.npz"), "--evaluation", str(tmp_path / "data.npz"), "--batch-size", "4"]
+    options = ["--loss", "next_token", "--lora", "*qkv*", "*proj*", "--rank", "4", "--learning-rate", "1e-2"]
+    assert main(["web", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "site"), *given, *options]) == 0
+    assert "5 adapters" in capsys.readouterr().out
+    found = javascript.steps(tmp_path / "site", STEPS)
+
+    adapted = ob.lora(tmp_path / "model.onnx", ["*qkv*", "*proj*"], rank=4, alpha=16)
+    graph = ob.training_graph(
+        adapted.model, loss=ob.losses.NextToken(), optimizer="adamw", trainable=adapted.trainable, inline=True
+    )
+    trainer = ob.Trainer(graph, learning_rate=1e-2, kernels=None)
+    batches = [ids[i : i + 4] for i in range(0, len(ids), 4)] * 2
+    losses = [trainer.step(input_ids=batch, labels=batch) for batch in batches]
+    np.testing.assert_allclose(found["losses"], losses, rtol=1e-3 if rounds else 1e-5)
+    assert losses[-1] < losses[0]
+    assert found["refused"].startswith("expected input_ids, attention_mask, past_key_values.0.key, ")
+    downloaded = onnx.load(tmp_path / "site" / "trained.onnx")
+    assert [v.name for v in downloaded.graph.output] == [v.name for v in base.graph.output]
+    weights = {t.name: onnx.numpy_helper.to_array(t) for t in downloaded.graph.initializer}
+    for name, value in trainer.parameters().items():
+        assert np.linalg.norm(weights[name] - value) < (0.3 if rounds else 0.1) * np.linalg.norm(value), name
+    assert json.loads((tmp_path / "site" / "site.json").read_text())["own"] is None, "which would need its cache"
 
 
 def test_a_step_that_is_refused_leaves_everything_as_it_was(tmp_path: Path, rng: np.random.Generator) -> None:
