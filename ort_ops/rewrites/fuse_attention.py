@@ -3,10 +3,10 @@
     Y = softmax(scale · Q·Kᵀ + mask) · V   and its gradients by Q, Kᵀ and V
 
 The kernels of these compute scores in blocks: no matrix of probabilities is written, or kept for the backward pass.
-What is recognised is what gradient rules emit, node by node, so that nothing changes but who computes it. Left alone:
-ranks other than 4; probabilities that anything else reads, as Dropout does (a guard that puts 0 in the place of NaN, for
-queries that see no key, does what the operator does anyway); a mask that has a gradient itself; masks
-that put any other number than -inf in the place of a score; heads of the keys that are spread behind the product.
+What is recognised is what gradient rules emit, node by node, so that nothing changes but who computes it. A guard that
+puts 0 in the place of NaN, for queries that see no key, does what the operator does anyway. Left alone: ranks other
+than 4; probabilities that anything else reads, as Dropout does; a mask that has a gradient itself; masks that put any
+other number than -inf in the place of a score; heads of the keys that are spread behind the product.
 """
 
 from __future__ import annotations
