@@ -1,7 +1,7 @@
 """`python -m benchmarks.language_memory`: peak memory and time of training a decoder, beside torch and peft.
 
-A decoder of random weights, SmolLM2's shape by default (135 M parameters), is exported with its weights in a file beside
-it; with `--int4`, onnxruntime-genai's builder writes it. Contenders are processes of their own that take turns, step by
+A decoder of random weights, SmolLM2's shape by default (135 M parameters), is exported with its weights in a file
+beside it; with `--int4`, onnxruntime-genai's builder writes it. Contenders are processes of their own that take turns, step by
 step: float32, AdamW, LoRA of `--rank` beside q and v (beside the packed q, k and v of an int4 file), and all weights.
 Seconds of the clock and of the processor are the medians of some steps behind an untimed one. Where other jobs use the
 machine, read the processor's, on `--threads 1`: a thread that waits for another one waits busily. Needs torch,
@@ -170,7 +170,8 @@ def compare(arguments: argparse.Namespace, case: str, rank: int, path: Path) -> 
     turns: dict[str, list[dict[str, float]]] = {part: [] for part in started}
     for _ in range(arguments.steps + 1):
         for part, process in started.items():
-            assert process.stdin is not None and process.stdout is not None
+            assert process.stdin is not None
+            assert process.stdout is not None
             time.sleep(0.1)  # threads of the one before wait busily for some 40 ms
             process.stdin.write("step\n")
             process.stdin.flush()

@@ -199,7 +199,7 @@ class Builder:
         for value in values[1:]:
             if sequences.is_sequence(total):
                 total = sequences.add(self, total, value)
-            elif (into := _scattered(value)) is not None and into.inputs[2].dtype == total.dtype:
+            elif (into := _scattered(value)) is not None and value.dtype == total.dtype:
                 attributes = {name: attribute.value for name, attribute in into.attributes.items()}
                 (total,) = self.emit(into.op_type, [total, *into.inputs[1:]], attributes)
             else:

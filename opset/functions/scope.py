@@ -43,7 +43,7 @@ def infer_missing(model: ModelProto, ops: Mapping[str, Op]) -> None:
 
 
 def state_types(model: ModelProto, ops: Mapping[str, Op]) -> None:
-    """State the element types of what nodes of our domain put out in the main graph, where an input's type says them."""
+    """State the element types of what nodes of our domain put out in the main graph, where an input's says them."""
     graph, scope = model.graph, Scope(model.graph)
     types, noted = dict[str, int](), {value.name for value in graph.value_info}
     for node in graph.node:

@@ -95,7 +95,7 @@ def test_lookups_are_added_to_what_there_is(lookups: int, tied: bool) -> None:
     (got,) = ob.session(made, kernels=None).run(["w_grad"], feeds)
     expected = np.float64(dy).T @ h if tied else np.zeros(w.shape)
     np.add.at(expected, ids[:lookups].ravel(), 1.0)
-    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-5, atol=1e-6)
 
 
 def _leading(model: ModelProto, name: str) -> set[str]:
