@@ -9,7 +9,9 @@ from onnx import ModelProto
 
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.native import write_out
+from onnx_backprop.opset.functions.scope import state_types
 from onnx_backprop.opset.functions.use_kernels import attach_kernels
+from onnx_backprop.opset.operators.registry import BY_NAME
 
 
 class NativeGraph(NamedTuple):
@@ -57,7 +59,8 @@ def native(model: ModelProto, ends: Collection[str] = (), updates: Mapping[str, 
     3. `rematerialize`, while the backward pass alone lies behind the loss;
     4. `fuse_updates`, so that
     5. `update_in_place` finds the updates; behind all that adds readers of values, since no reader may come after it;
-    6. the native kernels take the place of the operators of the domain, those of 1 among them, and of their functions.
+    6. the native kernels take the place of the operators of the domain, those of 1 among them, and of their functions:
+       of one node each where types are stated, so that onnxruntime keeps the order.
     """
     # not above: llvmlite, which other routes do without
     from onnx_backprop.ort_ops.rewrites.fuse_attention import fuse_attention
@@ -74,6 +77,7 @@ def native(model: ModelProto, ends: Collection[str] = (), updates: Mapping[str, 
         rematerialize(model, ends)
     fuse_updates(model)
     in_place, guard = update_in_place(model, next(iter(ends)), updates) if updates else (frozenset[str](), "")
+    state_types(model, BY_NAME)
     attach_kernels(model, "native")
     write_out(model)
     return NativeGraph(model, in_place, guard)

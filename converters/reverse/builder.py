@@ -21,6 +21,7 @@ from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.shapes import Dim, Dims
 from onnx_backprop.opset.graphs.names import unique
+from onnx_backprop.opset.graphs.walk import is_standard
 
 Operand = ir.Value | np.ndarray | float | Sequence[float] | None
 
@@ -190,10 +191,20 @@ class Builder:
         return [self.like(result, like) for result, like in zip(results, likes, strict=True)]
 
     def accumulate(self, values: Sequence[ir.Value]) -> ir.Value:
-        """The sum of one or more gradients of the same value."""
+        """The sum of one or more gradients of the same value; what lookups scatter into zeros goes into the others.
+
+        A tied embedding of n bytes then has one gradient of n bytes, and not four tensors of as many.
+        """
+        values = sorted(values, key=lambda value: _scattered(value) is not None)  # stable
         total = values[0]
         for value in values[1:]:
-            total = sequences.add(self, total, value) if sequences.is_sequence(total) else self.Add(total, value)
+            if sequences.is_sequence(total):
+                total = sequences.add(self, total, value)
+            elif (into := _scattered(value)) is not None and value.dtype == total.dtype:
+                attributes = {name: attribute.value for name, attribute in into.attributes.items()}
+                (total,) = self.emit(into.op_type, [total, *into.inputs[1:]], attributes)
+            else:
+                total = self.Add(total, value)
         return total
 
     def unbroadcast(self, g: ir.Value, like: ir.Value, out: ir.Value) -> ir.Value:
@@ -258,6 +269,18 @@ class _Domain:
 
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
         return lambda *inputs, **attributes: self._builder.emit(op_type, inputs, attributes, domain=DOMAIN)[0]
+
+
+def _scattered(value: ir.Value) -> ir.Node | None:
+    """The node that adds elements to zeros, where a value is made by one."""
+    node = value.producer()
+    if node is None or not is_standard(node, "ScatterElements") or node.inputs[0] is None:
+        return None
+    reduction, zeros = node.attributes.get("reduction"), node.inputs[0].producer()
+    if reduction is None or reduction.as_string() != "add" or zeros is None or zeros.op_type != "ConstantOfShape":
+        return None
+    filled = zeros.attributes.get("value")
+    return node if filled is None or not filled.as_tensor().numpy().any() else None
 
 
 def broadcast_axes(small: Dims, large: Dims) -> list[int] | None:

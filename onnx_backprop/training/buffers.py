@@ -11,6 +11,7 @@ from onnx import TensorProto, TypeProto, helper
 
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.mapped import look_at
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import run_bound
 
@@ -142,6 +143,7 @@ class Buffers:
         value = value if self._division is None else self._division.own(name, value)
         result = place or OrtValue.ortvalue_from_shape_and_type(np.shape(value), self._types[name].elem_type)
         result.update_inplace(np.ascontiguousarray(value).reshape(np.shape(value)))
+        look_at(result.tensor_size_in_bytes())
         return result
 
     def arrays(self, values: Mapping[str, OrtValue], *, copy: bool = True) -> dict[str, np.ndarray]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from onnx_backprop.opset.core.mapped import look_at
+
 _LOWER = "ower the learning rate, or clip the gradients: clip_norm=1.0"
 
 
@@ -56,7 +58,13 @@ def _first(name: str, array: np.ndarray, bad: np.ndarray) -> tuple[str, int | No
 
 def not_finite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Where arrays hold infinity or NaN, as a mask of -inf does on purpose; those that do not are left out."""
-    return {name: ~finite for name, array in arrays.items() if not (finite := np.isfinite(array)).all()}
+    found: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
+        finite = np.isfinite(array)
+        look_at(array.nbytes)
+        if not finite.all():
+            found[name] = ~finite
+    return found
 
 
 def accept(accepted: dict[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> None:

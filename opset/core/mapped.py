@@ -144,16 +144,21 @@ def raw(tensor: TensorProto) -> memoryview | bytes:
 
 def view(location: str, offset: int, length: int, name: str) -> memoryview:
     """Some bytes of a mapped file. Pages that were looked at before go back to the system, from time to time."""
-    global _looked_at
     file = _files[location]
     if file.changed:
         raise InvalidModelError(
             f"{file.path}, in which the tensor {name!r} lies, was written to after it was read. Read the model again"
         )
+    look_at(length)
+    return memoryview(file.memory)[offset : offset + length]
+
+
+def look_at(length: int) -> None:
+    """Note that bytes are read that may lie in mapped files; pages go back to the system from time to time."""
+    global _looked_at
     _looked_at += length
     if _looked_at > _RESIDENT:
         give_back()
-    return memoryview(file.memory)[offset : offset + length]
 
 
 def give_back() -> None:

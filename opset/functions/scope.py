@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.mapped import PROTO_LIMIT
@@ -46,3 +46,20 @@ def infer_missing(model: ModelProto, ops: Mapping[str, Op]) -> None:
     except Exception as e:
         raise InvalidModelError(f"shape inference of the model failed: {e}") from e
     model.CopyFrom(inferred)
+
+
+def state_types(model: ModelProto, ops: Mapping[str, Op]) -> None:
+    """State the element types of what nodes of our domain put out in the main graph, where an input's says them."""
+    graph, scope = model.graph, Scope(model.graph)
+    types, noted = dict[str, int](), {value.name for value in graph.value_info}
+    for node in graph.node:
+        op = ops.get(node.op_type) if node.domain == DOMAIN else None
+        if op is None:
+            continue
+        named = (name for spec, name in zip(op.inputs, node.input, strict=False) if name and spec.type_name == "T1")
+        first = next((found for name in named if (found := scope.element_type(name) or types.get(name))), 0)
+        for spec, name in zip(op.outputs, node.output, strict=False):
+            element = TensorProto.FLOAT if spec.type_name == "T5" else first
+            if name and element and name not in noted and not scope.states_type(name):
+                types[name] = element
+                graph.value_info.append(helper.make_tensor_value_info(name, element, None))

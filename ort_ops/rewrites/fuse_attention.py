@@ -3,9 +3,10 @@
     Y = softmax(scale · Q·Kᵀ + mask) · V   and its gradients by Q, Kᵀ and V
 
 The kernels of these compute scores in blocks: no matrix of probabilities is written, or kept for the backward pass.
-What is recognised is what gradient rules emit, node by node, so that nothing changes but who computes it. Left alone:
-ranks other than 4; probabilities that anything else reads, as Dropout does; a mask that has a gradient itself; masks
-that put any other number than -inf in the place of a score; heads of the keys that are spread behind the product.
+What is recognised is what gradient rules emit, node by node, so that nothing changes but who computes it. A guard that
+puts 0 in the place of NaN, for queries that see no key, does what the operator does anyway. Left alone: ranks other
+than 4; probabilities that anything else reads, as Dropout does; a mask that has a gradient itself; masks that put any
+other number than -inf in the place of a score; heads of the keys that are spread behind the product.
 """
 
 from __future__ import annotations
@@ -87,16 +88,18 @@ class _Graph:
         """What a SoftMaxBackward is part of, None where it is not attention as it is known here."""
         if (node.domain, node.op_type) != (DOMAIN, "SoftMaxBackward"):
             return None
-        softmax, product = self.makers.get(node.input[1]), self.makers.get(node.input[0])
+        softmax = self.makers.get(node.input[1])
+        p, dp = self._guarded(node.input[1], node.input[0]) or (node.input[1], node.input[0])
+        product = self.makers.get(dp)
         last = {attributes_of(n).get("axis", default) for n, default in ((node, 1), (softmax, -1)) if n}
         if not (softmax and product and is_standard(softmax, "Softmax") and is_standard(product, "MatMul")):
             return None
         if not last <= {-1, 3} or len(self.shapes.get(softmax.output[0], ())) != 4:
             return None
-        p, dp = softmax.output[0], product.output[0]
-        forward = [n for n in self.readers[p] if is_standard(n, "MatMul") and n.input[0] == p]
-        turned = [n for n in self.readers[p] if self._turns(n)]
-        if len(forward) != 1 or len(turned) > 1 or len(self.readers[p]) != 2 + len(turned) or p in self.outputs:
+        readers = [n for n in self.readers[p] if n is not node]
+        forward = [n for n in readers if is_standard(n, "MatMul") and n.input[0] == p]
+        turned = [n for n in readers if self._turns(n)]
+        if len(forward) != 1 or len(turned) > 1 or len(readers) != 1 + len(turned) or p in self.outputs:
             return None
         value, diff = forward[0].input[1], product.input[0]
         if not self._is_turned(product.input[1], value) or dp in self.outputs or len(self.readers[dp]) != 1:
@@ -120,6 +123,23 @@ class _Graph:
         return _Match(
             query, key, value, forward[0].output[0], diff, diff_query, diff_key, diff_value, scale, masks
         )  # fmt: skip
+
+    def _guarded(self, p: str, dp: str) -> tuple[str, str] | None:
+        """Where(IsNaN(p), 0, p), and what makes dp of its gradient, as torch's exporter has it; None without it.
+
+        It is for queries that see no key, of which the operator makes 0 itself.
+        """
+        back = self.makers.get(dp)
+        test = self.makers.get(back.input[0]) if back is not None and is_standard(back, "Where") else None
+        if back is None or test is None or not is_standard(test, "IsNaN") or test.input[0] != p:
+            return None
+        guards = [n for n in self.readers[test.output[0]] if n is not back]
+        if len(guards) != 1 or not is_standard(guards[0], "Where") or guards[0].input[2] != p:
+            return None
+        if len(self.readers[p]) != 3 or len(self.readers[dp]) != 1 or not self.outputs.isdisjoint((p, dp)):
+            return None
+        zeros = all(self._value(n.input[1]) == 0 for n in (guards[0], back))
+        return (guards[0].output[0], back.input[2]) if zeros and test.output[0] not in self.outputs else None
 
     def _fit(self, query: Dims, key: Dims, value: Dims) -> bool:
         """Whether batches and heads are known to agree: products spread lengths of 1, and attention refuses that."""

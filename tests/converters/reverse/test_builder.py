@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.converters.reverse.builder import Builder
@@ -68,3 +69,42 @@ def test_what_nobody_reads_goes_with_what_only_it_reads() -> None:
     drop_unread(op.nodes, [kept])
     assert [node.op_type for node in op.nodes] == ["Neg"]
     assert not unread.uses()
+
+
+@pytest.mark.parametrize("lookups", [1, 2])
+@pytest.mark.parametrize("tied", [False, True])
+def test_lookups_are_added_to_what_there_is(lookups: int, tied: bool) -> None:
+    """The gradient of a tied embedding: rows are added to that of the product, and zeros made where there is none."""
+    rng = np.random.default_rng(0)
+    w, h, dy = (rng.standard_normal(shape, np.float32) for shape in ((7, 3), (4, 3), (4, 7)))
+    ids = np.array([[1, 5, 1], [0, 6, 6]])
+    sums = " ".join(f"g{n} = Gather(w, i{n}) s{n} = ReduceSum<keepdims = 0>(g{n})" for n in range(lookups))
+    total = "t0 = Identity(s0)" if lookups == 1 else "t0 = Add(s0, s1)"
+    product = "m = Mul(z, dy) s = ReduceSum<keepdims = 0>(m) y = Add(t0, s)" if tied else "y = Identity(t0)"
+    inputs = ", ".join(f"int64[3] i{n}" for n in range(2))
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 18]>
+        g ({inputs}, float[4, 3] h, float[4, 7] dy) => (float y) <float[7, 3] w> {{
+            wt = Transpose<perm = [1, 0]>(w) z = MatMul(h, wt) {sums} {total} {product} }}""")
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    made = ob.backward(model, wrt=["w"])
+    operators = [node.op_type for node in made.graph.node if node.output[0] in _leading(made, "w_grad")]
+    assert operators.count("ScatterElements") == lookups
+    assert operators.count("Add") == 0
+    assert operators.count("ConstantOfShape") == (not tied)
+    feeds = {"i0": ids[0], "i1": ids[1], "h": h, "dy": dy}
+    (got,) = ob.session(made, kernels=None).run(["w_grad"], feeds)
+    expected = np.float64(dy).T @ h if tied else np.zeros(w.shape)
+    np.add.at(expected, ids[:lookups].ravel(), 1.0)
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-5, atol=1e-6)
+
+
+def _leading(model: ModelProto, name: str) -> set[str]:
+    """The values that lead to one through sums and lookups."""
+    makers = {output: node for node in model.graph.node for output in node.output}
+    found, waiting = set[str](), [name]
+    while waiting:
+        value = waiting.pop()
+        if (node := makers.get(value)) is not None:
+            found.add(value)
+            waiting += node.input[:1] if node.op_type == "ScatterElements" else node.input
+    return found

@@ -75,11 +75,18 @@ STEPS = {
 }
 
 
+GUARD = "gone = IsNaN(p) zero = Constant<value_float = 0.0>() d = Where(gone, zero, p)"  # of PyTorch's exporter
+
+
 @pytest.mark.parametrize("length", [LENGTH, "S"])
+@pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-def test_the_same_loss_and_gradients(steps: str, length: object) -> None:
-    graph, native = lowered(model(steps, length=length))
+def test_the_same_loss_and_gradients(steps: str, guarded: bool, length: object) -> None:
+    guard = {"more": GUARD, "dropped": "d"} if guarded else {}
+    graph, native = lowered(model(steps, length=length, **guard))
     assert operators(native) == PAIR
+    written = [n.op_type for n in native.graph.node if "Attention" in n.op_type]
+    assert written == [f"OnnxBackprop_{name}" for name in PAIR]  # no functions, whose nodes onnxruntime puts last
     names = [graph.loss, *graph.parameters.values(), *graph.input_gradients.values()]
     given = {name: array for name, array in feeds().items() if name in (*graph.inputs, "target")}
     expected, got = (
@@ -109,6 +116,43 @@ def test_probabilities_that_others_read_stay() -> None:
     assert "Softmax" in operators(lowered(model(more=dropout, dropped="d"))[1])
     given = model(extra=f", float[B, {HEADS}, {LENGTH}, {LENGTH}] p")
     assert "Softmax" in operators(lowered(given)[1])
+
+
+@pytest.mark.parametrize("number", ["1.0", "0.0"])
+def test_a_guard_that_is_none_stays(number: str) -> None:
+    """It puts another number than 0 in the place of NaN, or somebody else asks where that is."""
+    guard = GUARD.replace("0.0", number)
+    extra = f", bool[B, {HEADS}, {LENGTH}, {LENGTH}] gone" if number == "0.0" else ""
+    assert "Softmax" in operators(lowered(model(more=guard, dropped="d", extra=extra))[1])
+
+
+def test_queries_that_see_no_key() -> None:
+    """They put out 0, and gradients are those of the loss in float64: differences along a direction."""
+    graph, native = lowered(model(MASKED, more=GUARD, dropped="d"))
+    given = {name: array for name, array in feeds().items() if name in (*graph.inputs, "target")}
+    given["mask"][:, :, :2] = -np.inf  # of two queries
+    assert operators(native) == PAIR
+    names = [graph.loss, graph.parameters["w"], graph.input_gradients["x"]]
+    loss, dw, dx = map(np.asarray, ob.session(native, kernels=None).run(names, given))
+    w, rng = numpy_helper.to_array(next(t for t in native.graph.initializer if t.name == "w")), np.random.default_rng(2)
+    along = [rng.standard_normal(array.shape) for array in (w, given["x"])]
+
+    def at(step: float) -> float:
+        return _loss(w + step * along[0], given["x"] + step * along[1], given["mask"], given["target"])
+
+    np.testing.assert_allclose(loss, at(0), rtol=2e-6)
+    slope = sum(np.vdot(way, grad) for way, grad in zip(along, (dw, dx), strict=True))
+    np.testing.assert_allclose(slope, (at(1e-5) - at(-1e-5)) / 2e-5, rtol=1e-5)
+
+
+def _loss(w: np.ndarray, x: np.ndarray, mask: np.ndarray, target: np.ndarray) -> float:
+    """The loss of `model(MASKED)` in float64."""
+    parts = np.split(x @ w, 3, axis=-1)
+    q, k, v = (part.reshape(*x.shape[:2], HEADS, SIZE).transpose(0, 2, 1, 3) for part in parts)
+    scores = 0.35 * q @ k.transpose(0, 1, 3, 2) + mask
+    powers = np.exp(scores - np.maximum(scores.max(axis=-1, keepdims=True), -1e30))
+    out = powers / np.maximum(powers.sum(axis=-1, keepdims=True), 1e-300) @ v
+    return float(np.mean((out.transpose(0, 2, 1, 3).reshape(x.shape) - target) ** 2))
 
 
 def test_few_keys_stay() -> None:
