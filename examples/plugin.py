@@ -16,8 +16,9 @@ import onnxruntime
 class Training:
     """The state of a training and its step. Two sets of buffers: a step reads one and writes the other."""
 
-    def __init__(self, folder: Path, library: Path) -> None:
+    def __init__(self, folder: Path, library: Path, threads: int = 0) -> None:
         options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
         options.log_severity_level = 3
         options.register_custom_ops_library(str(library))
         self.session = onnxruntime.InferenceSession(str(folder / "training.onnx"), options)

@@ -20,7 +20,8 @@ from onnx_backprop.ort_ops import default_options, kernels_on, lower, session
 from onnx_backprop.web.bundle import bundle, raw_data
 
 Lengths = Mapping[str, int]
-IN_PLACE, GUARD, LENGTHS = "in_place", "guard", "lengths"  # of the metadata of training.onnx
+# of the metadata of training.onnx
+IN_PLACE, GUARD, LENGTHS, RATE, FEEDS = "in_place", "guard", "lengths", "learning_rate", "feeds"
 
 
 def compile_plugin(
@@ -74,6 +75,11 @@ def compile_plugin(
     assign(step.graph.output, [outputs[name] for name in [*first, *(name for name in outputs if name not in first)]])
     told = "; ".join(",".join(f"{name}={length}" for name, length in one.items()) for one in all_lengths) or "of the graph"
     about = {IN_PLACE: "\n".join(sorted(native.in_place)), GUARD: native.guard, LENGTHS: told}
+    fed = [
+        f"{name}\t{helper.np_dtype_to_tensor_dtype(feeds[0][name].dtype)}\t{','.join(map(str, feeds[0][name].shape))}"
+        for name in graph.inputs
+    ]
+    about |= {RATE: str(graph.learning_rate), FEEDS: "\n".join(fed)}
     files = bundle(graph, step=step)
     files["training.onnx"] = _with_metadata(load_from_string(files["training.onnx"]), about).SerializeToString()
     files["evaluation.onnx"] = inlined(load_from_string(files["evaluation.onnx"])).SerializeToString()
