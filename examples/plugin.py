@@ -13,6 +13,13 @@ import numpy as np
 import onnxruntime
 
 
+def _copy(array: np.ndarray) -> onnxruntime.OrtValue:
+    """In memory of onnxruntime's own."""
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype)
+    value.update_inplace(array)
+    return value
+
+
 class Training:
     """The state of a training and its step. Two sets of buffers: a step reads one and writes the other."""
 
@@ -24,14 +31,11 @@ class Training:
         self.session = onnxruntime.InferenceSession(str(folder / "training.onnx"), options)
         initial = onnxruntime.InferenceSession(str(folder / "initial.onnx"))
         self.names = [value.name for value in initial.get_outputs()]
-        first = dict(zip(self.names, initial.run_with_ort_values(None, {}), strict=True))
+        arrays = dict(zip(self.names, initial.run(None, {}), strict=True))
         about = self.session.get_modelmeta().custom_metadata_map
         same = about["in_place"].split("\n")  # what a step overwrites, as the last thing that it does
-        first = {name: onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy()) for name, value in first.items()}
-        second = {
-            name: value if name in same else onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy())
-            for name, value in first.items()
-        }
+        first = {name: _copy(array) for name, array in arrays.items()}
+        second = {name: first[name] if name in same else _copy(array) for name, array in arrays.items()}
         outputs = [value.name for value in self.session.get_outputs()]
         self.loss, new = outputs[0], dict(zip(self.names, outputs[1:], strict=False))
         self.guard = np.ones((), np.float32)  # a step that has overwritten its state raises it

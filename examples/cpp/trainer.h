@@ -108,10 +108,14 @@ class Trainer {
     ort::RegisterCustomOpsLibrary(options, library.string().c_str(), &handle);
     step_model.emplace(env, folder / "training.onnx", options), initial.emplace(env, folder / "initial.onnx", options);
     const Names in_place = split(step_model->about("in_place"), '\n');
-    sets[0] = initial->run({}), sets[1] = sets[0];
-    for (size_t n = 0; n < sets[1].size(); n++)  // a step writes what it does not overwrite into the other set
-      if (std::find(in_place.begin(), in_place.end(), sets[1][n].name) == in_place.end())
-        sets[1][n] = tensor(sets[0][n].name, sets[0][n].dims, sets[0][n].type);
+    for (const Tensor &t : initial->run({})) {
+      sets[0].push_back(tensor(t.name, t.dims, t.type));
+      std::memcpy(sets[0].back().data, t.data, t.bytes);
+      ort::ReleaseValue(t.value);
+      // a step overwrites some tensors, and writes the others into the other set
+      const bool same = std::find(in_place.begin(), in_place.end(), t.name) != in_place.end();
+      sets[1].push_back(same ? sets[0].back() : tensor(t.name, t.dims, t.type));
+    }
     for (const string &line : split(step_model->about("feeds"), '\n')) {
       const Names parts = split(line, '\t'), lengths = split(parts[2], ',');
       vector<int64_t> dims;

@@ -52,6 +52,7 @@ def requests(model: ModelProto, run: Callable[[], object]) -> tuple[str, list[Sp
     domain = f"{NATIVE_PREFIX.lower()}{hashlib.sha256(json.dumps(specs).encode()).hexdigest()[:16]}"
     for node in nodes:
         node.domain = domain
+        node.name = node.name or node.output[0]  # which onnxruntime says when a run of it fails
     kept = [entry for entry in model.opset_import if entry.domain != NATIVE_DOMAIN]
     assign(model.opset_import, [*kept, helper.make_opsetid(domain, 1)])
     return domain, specs
