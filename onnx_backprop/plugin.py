@@ -31,7 +31,7 @@ def compile_plugin(
     lengths: Lengths | Sequence[Lengths] = (),
     target: str | Sequence[str] | None = None,
 ) -> list[Path]:
-    """Write a training that any onnxruntime from 1.18 on runs at the speed of `Trainer`, in every language; its libraries.
+    """Write a training that onnxruntime from 1.18 on runs at the speed of `Trainer`, in any language; its libraries.
 
     Into the folder go TARGET/onnx_backprop.so (.dll, .dylib), a library of custom operators; training.onnx, whose nodes
     it runs; initial.onnx, a graph without inputs whose outputs are the state to start with, its weights being those in
@@ -39,8 +39,9 @@ def compile_plugin(
     describes them (docs/plugin.md).
 
     graph: a training graph with an optimizer, or what `TrainingGraph.save` has written. lengths: of all symbols in the
-    shapes of its inputs, {"batch": 8}; several such for a library that serves each of them. A run on others fails with a
-    status that names these. target: of `ort_ops.plugin.targets`, one or several; default: this system, this processor.
+    shapes of its inputs, {"batch": 8}; several such for a library that serves each of them. A run on others fails with
+    a status that names these; what outputs, and targets with them, come to need not be named.
+    target: "linux-x86_64-v3" or another of `ort_ops.plugin.targets`, one or several; default: this one.
 
     Errors: InvalidArgumentError for a graph without an optimizer, lengths that are missing, or unknown names;
     KernelError where the native kernels do not work here, or nothing links for a target.
@@ -73,7 +74,9 @@ def compile_plugin(
     outputs = {value.name: value for value in step.graph.output}
     first = [graph.loss, *graph.updates.values()]
     assign(step.graph.output, [outputs[name] for name in [*first, *(name for name in outputs if name not in first)]])
-    told = "; ".join(",".join(f"{name}={length}" for name, length in one.items()) for one in all_lengths) or "of the graph"
+    told = (
+        "; ".join(",".join(f"{name}={length}" for name, length in one.items()) for one in all_lengths) or "of the graph"
+    )
     about = {IN_PLACE: "\n".join(sorted(native.in_place)), GUARD: native.guard, LENGTHS: told}
     fed = [
         f"{name}\t{helper.np_dtype_to_tensor_dtype(feeds[0][name].dtype)}\t{','.join(map(str, feeds[0][name].shape))}"
@@ -140,7 +143,9 @@ def _dims(value: ValueInfoProto) -> Iterator[str | int]:
     """The dimensions of an input: lengths, or the names of those that are not stated."""
     kind = value.type.tensor_type
     if not kind.HasField("shape"):
-        raise InvalidArgumentError(f"the graph does not state the rank of its input {value.name!r}. State it in the model")
+        raise InvalidArgumentError(
+            f"the graph does not state the rank of its input {value.name!r}. State it in the model"
+        )
     for n, d in enumerate(kind.shape.dim):
         yield d.dim_value if d.HasField("dim_value") else d.dim_param or f"{value.name}.{n}"
 

@@ -205,12 +205,4 @@ _text = ctypes.create_string_buffer(UNEQUAL)
 
 def custom_op(name: str) -> c_abi.OrtCustomOp:
     """The operator, for onnxruntime: Update, or of one item and without anything to wait for, Elementwise."""
-    return c_abi.custom_op(
-        name,
-        INPUTS,
-        OUTPUTS,
-        create=_create,
-        compute=compute,
-        destroy=destroy,
-        variadic=True,
-    )
+    return c_abi.custom_op(name, INPUTS, OUTPUTS, create=_create, compute=compute, destroy=destroy, variadic=True)

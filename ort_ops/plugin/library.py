@@ -1,7 +1,7 @@
 """A library from what a graph asks for: plans, machine code and tables, linked with `runtime.c`.
 
-python -m onnx_backprop.ort_ops.plugin.library REQUESTS LIBRARY COMMAND … makes one for the processor that the environment
-names (`compiler.machine`); COMMAND compiles and links C.
+python -m onnx_backprop.ort_ops.plugin.library REQUESTS LIBRARY COMMAND … makes one for the processor that the
+environment names (`compiler.machine`); COMMAND compiles and links C.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Tables:
                 results=len(program.results), after=spec["after"], unequal=0,
             )  # fmt: skip
             work = self.function(stage_of(spec["program"]))
-            unequal = f"ADDRESS({json.dumps(elementwise.UNEQUAL.decode())})"
+            unequal = f"ADDRESS({_text(elementwise.UNEQUAL.decode())})"
             return f"{{{self.state(state, runtime='ADDRESS(runtime)', work=work, unequal=unequal)}, 0, 0, 0}}"
         kernel = _KERNELS[spec["op"]]
         attributes = Attributes(kernel.op, spec["attributes"])
@@ -123,19 +123,23 @@ def _number(value: object) -> str:
     return f"{value}LL" if value > -(2**63) else "INT64_MIN"
 
 
+def _text(text: str) -> str:
+    """A text in C, whatever it holds."""
+    plain = (chr(b) if 32 <= b < 127 and chr(b) not in '"\\?' else f"\\{b:03o}" for b in text.encode())
+    return f'"{"".join(plain)}"'
+
+
 def tables(domain: str, specs: Sequence[Mapping[str, Any]], lengths: str, target: str) -> tuple[str, _Tables]:
     """tables.h for `runtime.c`, and the functions that it names. lengths, target: for what the library says."""
     made = _Tables()
     entries = [made.spec(spec) for spec in specs]
     names = dict.fromkeys(spec["op"] for spec in specs)
     types = [
-        made.type(name, kind)
-        for name in names
-        for kind in (ELEMENT_TYPES if name in _KERNELS else (c_abi.FLOAT,))
+        made.type(name, kind) for name in names for kind in (ELEMENT_TYPES if name in _KERNELS else (c_abi.FLOAT,))
     ]
     texts = {"DOMAIN": domain, "LENGTHS": lengths, "TARGET": target}
     declared = [f"extern void {symbol}(void);" for symbol in made.functions]
-    content = [*(f"#define {name} {json.dumps(text)}" for name, text in texts.items()), *declared, *made.lines]
+    content = [*(f"#define {name} {_text(text)}" for name, text in texts.items()), *declared, *made.lines]
     content.append(f"static const spec specs[] = {{{','.join(entries)}}};")
     content.append(f"static const operator_type types[] = {{{','.join(types)}}};")
     return "\n".join(content) + "\n", made
@@ -153,6 +157,7 @@ def constants() -> dict[str, int]:
     }  # fmt: skip
     words = {name: layout(record)[field].first_word for name, (record, field) in fields.items()}
     words |= {"RUNTIME_WORDS": RUNTIME_WORDS, "POOL_SLOTS": POOL_SLOTS, "MOST_PROCESSORS": MOST_PROCESSORS}
+    words["MAX_RANK"] = call.MAX_RANK
     return words | ({"NEEDS": _NEEDS[PROCESSOR]} if PROCESSOR in _NEEDS else {})
 
 

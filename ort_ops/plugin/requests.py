@@ -1,7 +1,7 @@
 """What the native nodes of a graph ask for: each operator with its attributes, and the shapes that it meets.
 
-A session is run on the lengths that a library is to serve, and what its kernels have planned is written down. Nothing of
-it depends on a processor: `library` plans it again for the one that code is made for.
+A session is run on the lengths that a library is to serve, and what its kernels have planned is written down. Nothing
+of it depends on a processor: `library` plans it again for the one that code is made for.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def requests(model: ModelProto, run: Callable[[], object]) -> tuple[str, list[Sp
     return domain, specs
 
 
-def _spec(node: NodeProto, asked: dict[tuple[object, ...], dict[tuple[int, ...], None]]) -> tuple[tuple[object, ...], Spec]:
+def _spec(
+    node: NodeProto, asked: dict[tuple[object, ...], dict[tuple[int, ...], None]]
+) -> tuple[tuple[object, ...], Spec]:
     given = {a.name: _plain(helper.get_attribute_value(a)) for a in node.attribute}
     if node.op_type in (NAME, ELEMENTWISE):
         spec = {"op": node.op_type, "program": given["program"], "after": given.get("after", 0)}

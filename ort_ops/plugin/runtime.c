@@ -105,7 +105,7 @@ static word refuse(word *question) {
   char got[600] = "", text[2000];
   size_t end = 0;
   for (word n = 0, at = 1; n < key[0] && end + 40 < sizeof got; n++) {
-    word kind = key[at], rank = key[at + 1], numbers = key[at + 2];
+    word kind = key[at], rank = key[at + 1] < MAX_RANK ? key[at + 1] : MAX_RANK, numbers = key[at + 2];
     end += snprintf(got + end, sizeof got - end, n ? ", %s" : "%s", kind ? "[" : "absent");
     for (word axis = 0; kind && axis < rank && end + 40 < sizeof got; axis++)
       end += snprintf(got + end, sizeof got - end, axis ? ",%lld" : "%lld", (long long)key[at + 3 + axis]);
@@ -175,11 +175,11 @@ EXPORTED void *RegisterCustomOps(void *options, const api_base *base) {
   if (!runs_here())
     return failure(api, NOT_IMPLEMENTED, "onnx_backprop: this library was compiled for " TARGET ", which has instructions "
                    "that this processor does not have. Compile it for another: onnx-backprop compile … --target …");
-  int seen;
-  while ((seen = __sync_val_compare_and_swap(&state, 0, 1)) == 1) continue;
+  int seen = 0;
+  while (!__atomic_compare_exchange_n(&state, &seen, 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) && seen == 1) seen = 0;
   if (seen == 0) {
     void *status = open_library(api);
-    __sync_lock_test_and_set(&state, status ? 0 : 2);
+    __atomic_store_n(&state, status ? 0 : 2, __ATOMIC_RELEASE);
     if (status) return status;
   }
   return api[ADD_DOMAIN](options, domain);

@@ -27,7 +27,15 @@ from onnx_backprop.ort_ops.compiler.llvm import ITEM_SIZE
 from onnx_backprop.ort_ops.compiler.machine import processors
 from onnx_backprop.ort_ops.compiler.records import Record, layout, offset, size
 from onnx_backprop.ort_ops.runtime import ahead, c_abi
-from onnx_backprop.ort_ops.runtime.call import MAX_NUMBERS, MAX_RANK, KernelState, Question, ask_python, compute, destroy
+from onnx_backprop.ort_ops.runtime.call import (
+    MAX_NUMBERS,
+    MAX_RANK,
+    KernelState,
+    Question,
+    ask_python,
+    compute,
+    destroy,
+)
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 from onnx_backprop.ort_ops.runtime.interpreter import immortal, interface
 from onnx_backprop.ort_ops.runtime.scratch import RUNTIME_WORDS, Runtime

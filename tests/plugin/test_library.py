@@ -39,11 +39,11 @@ pytestmark = pytest.mark.skipif(
 
 
 def _model(channels: int = 3) -> ModelProto:
-    model = parser.parse_model(f"""
+    model = parser.parse_model("""
         <ir_version: 10, opset_import: ["": 18]>
-        image (float[N, 1, H, W] x) => (float[N, 1, H, W] y) {{
+        image (float[N, 1, H, W] x) => (float[N, 1, H, W] y) {
             a = Conv <pads = [1, 1, 1, 1]> (x, w1, b1) b = Relu (a)
-            y = Conv <pads = [1, 1, 1, 1]> (b, w2, b2) }}""")
+            y = Conv <pads = [1, 1, 1, 1]> (b, w2, b2) }""")
     rng = np.random.default_rng(0)
     for name, shape in {"w1": (channels, 1, 3, 3), "b1": (channels,), "w2": (1, channels, 3, 3), "b2": (1,)}.items():
         model.graph.initializer.append(numpy_helper.from_array(rng.normal(0, 0.3, shape).astype(np.float32), name))
@@ -58,6 +58,15 @@ def _batches(size: tuple[int, int, int], count: int = 6) -> dict[str, np.ndarray
     rng = np.random.default_rng(1)
     shape = (count, size[0], 1, *size[1:])
     return {name: rng.random(shape, np.float32) for name in ("x", "target")}
+
+
+def test_texts_in_c_are_what_they_were(tmp_path: Path) -> None:
+    from onnx_backprop.ort_ops.plugin.library import _text
+
+    odd = 'a"b\\c??/\n\té😀'
+    (tmp_path / "x.c").write_text(f"#include <stdio.h>\nint main(void) {{ return !fputs({_text(odd)}, stdout); }}")
+    subprocess.run([*(os.environ.get("CC") or "cc").split(), "-o", tmp_path / "x", tmp_path / "x.c"], check=True)
+    assert subprocess.run([tmp_path / "x"], capture_output=True, check=False).stdout.decode() == odd
 
 
 def _lengths(size: tuple[int, int, int]) -> dict[str, int]:
@@ -192,13 +201,13 @@ def test_threads_may_share_a_session_and_have_their_own(folder: Path) -> None:
     state = dict(zip([v.name for v in initial.get_outputs()], initial.run(None, {}), strict=True))
     about = shared.get_modelmeta().custom_metadata_map
     fixed = state | {about["guard"]: np.ones((), np.float32), "learning_rate": np.array(0.01, np.float32)}
-    outcome: list[list[np.ndarray]] = []
+    outcome: list[tuple[int, list[np.ndarray]]] = []
 
     def work(n: int) -> None:
         session = shared if n % 2 else onnxruntime.InferenceSession(folder / "training.onnx", options)
-        data = _batches(SIZES[n // 2 % 2])
-        for _ in range(20):
-            outcome.append([n // 2 % 2, *session.run(None, fixed | {k: v[0] for k, v in data.items()})])
+        which = n // 2 % 2
+        batch = {k: v[0] for k, v in _batches(SIZES[which]).items()}
+        outcome.extend((which, session.run(None, fixed | batch)) for _ in range(20))
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -207,10 +216,25 @@ def test_threads_may_share_a_session_and_have_their_own(folder: Path) -> None:
         thread.join()
     assert len(outcome) == 160
     for which in (0, 1):
-        results = [arrays for number, *arrays in outcome if number == which]
+        results = [arrays for number, arrays in outcome if number == which]
         for arrays in results[1:]:
             for array, first in zip(arrays, results[0], strict=True):
                 np.testing.assert_array_equal(array, first)
+
+
+def test_a_run_that_is_ended_leaves_the_session(folder: Path, training: Any) -> None:
+    run, ended = training(folder, _library(folder)), onnxruntime.RunOptions()
+    ended.terminate = True
+    for name, array in _batches(SIZES[0]).items():
+        run.bindings[0][0].bind_cpu_input(name, array[0])
+    run.bindings[0][0].bind_cpu_input("learning_rate", np.array(0.01, np.float32))
+    with pytest.raises(Exception, match="terminate"):
+        run.session.run_with_iobinding(run.bindings[0][0], ended)
+    data = _batches(SIZES[0])
+    losses = [
+        run.step({k: v[n] for k, v in data.items()} | {"learning_rate": np.array(0.01, np.float32)}) for n in range(6)
+    ]
+    assert losses == _expected(SIZES[0])[0]
 
 
 def sessions(folder: Path, count: int) -> int:
@@ -266,7 +290,12 @@ def test_the_command_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     _graph().save(path)
     assert main(["compile", str(path), "-o", str(folder), "--lengths", "N=2,H=6,W=7"]) == 0
     assert "KB" in capsys.readouterr().out
-    assert {file.name for file in folder.iterdir()} >= {"training.onnx", "initial.onnx", "evaluation.onnx", "forward.onnx"}
+    assert {file.name for file in folder.iterdir()} >= {
+        "training.onnx",
+        "initial.onnx",
+        "evaluation.onnx",
+        "forward.onnx",
+    }
     assert main(["compile", str(path), "-o", str(folder), "--lengths", "N=2"]) == 2
     assert "not empty" in capsys.readouterr().err
     assert main(["compile", str(path), "-o", str(folder), "--lengths", "N", "--force"]) == 2

@@ -39,8 +39,8 @@ def _length(text: str) -> tuple[str, int]:
 COMMAND = Command(
     "compile",
     help="compile a training graph and its kernels for C++, C# and whatever else runs onnxruntime",
-    description="FOLDER gets TARGET/onnx_backprop.so (.dll, .dylib), a library of custom operators, and the graphs that "
-    "run with it: docs/plugin.md. It serves the lengths that are named, and refuses others.",
+    description="FOLDER gets TARGET/onnx_backprop.so (.dll, .dylib), a library of custom operators, and the graphs "
+    "that run with it: docs/plugin.md. It serves the lengths that are named, and refuses others.",
     run=run,
     arguments=[
         *shared("model", metavar="TRAINING.onnx", help="a training graph with an optimizer, as `convert` writes it"),
