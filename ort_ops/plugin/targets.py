@@ -22,26 +22,30 @@ _MAKER = "onnx_backprop.ort_ops.plugin.library"
 
 
 class Target(NamedTuple):
-    """triple, processor: LLVM's. zig: its triple. suffix: of a library."""
+    """triple, processor: LLVM's. zig: its triple. gcc: a compiler of Debian's for it. suffix: of a library."""
 
     triple: str
     processor: str
     zig: str
+    gcc: str
     suffix: str
 
 
-def _x86(system: str, triple: str, zig: str, suffix: str) -> dict[str, Target]:
+def _x86(system: str, *target: str) -> dict[str, Target]:
+    triple, *rest = target
     names = {"": "x86-64", "-v3": "x86-64-v3", "-v4": "x86-64-v4"}
-    return {f"{system}-x86_64{end}": Target(triple, name, zig, suffix) for end, name in names.items()}
+    return {f"{system}-x86_64{end}": Target(triple, name, *rest) for end, name in names.items()}
 
 
-# x86-64 without a level is SSE2 alone. glibc 2.17 is what the wheels of onnxruntime and of this package ask for.
+# x86-64 without a level is SSE2 alone. glibc 2.17 is what the wheels of this package ask for.
 TARGETS = {
-    **_x86("linux", "x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17", "so"),
-    **_x86("windows", "x86_64-w64-windows-gnu", "x86_64-windows-gnu", "dll"),
-    **_x86("macos", "x86_64-apple-macosx11.0.0", "x86_64-macos.11.0", "dylib"),
-    "linux-aarch64": Target("aarch64-unknown-linux-gnu", "generic", "aarch64-linux-gnu.2.17", "so"),
-    "macos-arm64": Target("arm64-apple-macosx11.0.0", "apple-m1", "aarch64-macos.11.0", "dylib"),
+    **_x86("linux", "x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17", "x86_64-linux-gnu-gcc", "so"),
+    **_x86("windows", "x86_64-w64-windows-gnu", "x86_64-windows-gnu", "x86_64-w64-mingw32-gcc", "dll"),
+    **_x86("macos", "x86_64-apple-macosx11.0.0", "x86_64-macos.11.0", "", "dylib"),
+    "linux-aarch64": Target(
+        "aarch64-unknown-linux-gnu", "generic", "aarch64-linux-gnu.2.17", "aarch64-linux-gnu-gcc", "so"
+    ),
+    "macos-arm64": Target("arm64-apple-macosx11.0.0", "apple-m1", "aarch64-macos.11.0", "", "dylib"),
 }
 _SYSTEMS = {"Linux": "linux", "Darwin": "macos", "Windows": "windows"}
 _MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
@@ -66,18 +70,18 @@ def checked(name: str) -> Target:
 
 
 def linker(name: str) -> list[str]:
-    """The command that compiles and links C for a target: this system's compiler for itself, or zig for all.
+    """The command that compiles and links C for a target: this system's compiler for itself, gcc, or zig for all.
 
     KernelError where there is none.
     """
     target = TARGETS[name]
-    own = target.zig.split(".")[0].split("-")[:2] == TARGETS.get(here(), target).zig.split(".")[0].split("-")[:2]
-    compiler = os.environ.get("CC") or shutil.which("cc")
-    if own and compiler:
+    own = here() in TARGETS and target.triple == TARGETS[here()].triple
+    compiler = (os.environ.get("CC") or shutil.which("cc")) if own else shutil.which(target.gcc)
+    if compiler:
         end = ["-dynamiclib"] if target.suffix == "dylib" else ["-shared", "-s"]
         return [*compiler.split(), "-fPIC", *end]
     if importlib.util.find_spec("ziglang") is None:
-        missing = "no C compiler (cc) was found" if own else f"this system's compiler makes no libraries for {name}"
+        missing = "no C compiler (cc) was found" if own else f"no C compiler for {name} was found"
         raise KernelError(f"{missing}. Install one that does: pip install 'onnx-backprop[plugin]'")
     return [sys.executable, "-m", "ziglang", "cc", "-target", target.zig, "-fPIC", "-shared", "-s"]
 

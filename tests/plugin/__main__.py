@@ -3,9 +3,9 @@
     python -m tests.plugin [--only demo resnet] [--rounds 10] [--sessions 10000] [--folder .plugin]
 
 In stock onnxruntime, of this version and of 1.20, and in a program in C++, without this package: losses as the
-Trainer's; seconds of processor time of a step beside its. With ziglang installed, libraries for Windows and aarch64 as
-well, which the C++ program runs under wine64 and qemu-aarch64-static where these are; what is not there is said. Exit
-code 1 where a loss or a size is not what it should be.
+Trainer's; seconds of processor time of a step beside its. The C++ program runs for Windows and aarch64 too, under wine64
+and qemu-aarch64-static, where these and Debian's compilers for them are installed; what is not there is said. Exit code 1
+where a loss or a size is not what it should be.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ import onnx_backprop as ob
 from onnx_backprop.ort_ops.plugin import targets
 from tests.plugin.networks import NETWORKS
 from tests.plugin.test_library import sessions
+from tests.processors.emulated import CPU, CPUINFO
 from tests.runtimes.__main__ import environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,9 @@ OLD = "1.20"
 LARGEST = {"demo": 1_000_000, "resnet": 2_000_000}  # bytes of a library
 STEPS, RATE = 10, 1e-3
 WINDOWS, ARM = "windows-x86_64-v3", "linux-aarch64"
-WINE, QEMU, CROSS = "wine64", "qemu-aarch64-static", "aarch64-linux-gnu-g++"
+WINE, MINGW = "wine64", "x86_64-w64-mingw32-g++"
+X86, LESS = "qemu-x86_64-static", ("x86_64-v3", "Haswell")
+QEMU, CROSS = "qemu-aarch64-static", "aarch64-linux-gnu-g++"
 SOURCE = ROOT / "examples" / "cpp" / "train.cpp"
 
 
@@ -56,6 +58,7 @@ def main() -> int:
         wrong += _network(name, folder / name, stock, programs)
         least, median = _turns(folder / name, stock[version], given.rounds)
         print(f"{name}: a step takes {least:.2f} of the Trainer's at the least, {median:.2f} in the median", flush=True)
+    wrong += _processors(folder, given.only[0])
     grown = sessions(folder / given.only[0], given.sessions)
     print(f"{given.sessions:,} sessions opened and closed: {grown / 1000:,.0f} KB more memory in the second half")
     wrong += [f"sessions: {grown:,} bytes of growth"] if grown > 16 << 20 else []
@@ -101,6 +104,33 @@ def _network(name: str, folder: Path, stock: dict[str, Path], programs: dict[str
         rtol = 1e-6 if target == targets.here() else 1e-5
         compare(f"C++ on {target}", [*program, *arguments, str(STEPS), str(RATE), "2"], rtol)
     assert len(libraries) == len(programs)
+    return wrong
+
+
+def _processors(folder: Path, name: str) -> list[str]:
+    """A library says so where a processor has less than it needs; what is wrong."""
+    if not (shutil.which(X86) and targets.here().startswith("linux-x86_64")):
+        print(f"{X86} is not installed: no library met a lesser processor")
+        return []
+    levels = {"x86_64-v4": ("Haswell", "Nehalem"), "x86_64-v3": ("Nehalem",)}
+    for level in levels:
+        graph = folder / name / "graph.onnx"
+        ob.compile_plugin(graph, folder / name, lengths=NETWORKS[name].lengths, target=f"linux-{level}")
+    wrong: list[str] = []
+    for level, processor, runs in (*((x, cpu, False) for x, cpus in levels.items() for cpu in cpus), (*LESS, True)):
+        command = [X86, "-cpu", processor, "-E", f"LD_LIBRARY_PATH={folder / 'lib'}", folder / "train", folder / name]
+        library = folder / name / f"linux-{level}" / "onnx_backprop.so"
+        (folder / name / "checkpoint.safetensors").unlink(missing_ok=True)
+        done = subprocess.run(
+            [*command, library, folder / name / "batches", "1", "0.001", "1"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        refused = done.returncode == 1 and f"was compiled for linux-{level}" in done.stderr
+        if (done.returncode == 0) != runs or refused == runs:
+            wrong.append(f"linux-{level} on {processor}: {done.returncode} {done.stderr[-300:]}")
+        print(f"a library for linux-{level} {'runs on' if runs else 'is refused by'} {processor}", flush=True)
     return wrong
 
 
@@ -163,26 +193,21 @@ def _emulated(folder: Path, version: str) -> dict[str, list[str]]:
     """The commands of the program for Windows and for aarch64, where they can be made and run."""
     wine = shutil.which(WINE) or next((str(p) for p in [Path("/usr/lib/wine") / WINE] if p.is_file()), None)
     found: dict[str, list[str]] = {}
-    if find_spec("ziglang") is None:
-        print("ziglang is not installed: no libraries for Windows and aarch64")
-        return found
-    if wine:
-        capi = _wheel(folder / "windows", version, "win_amd64")
+    if wine and shutil.which(MINGW):
         program = folder / "windows" / "train.exe"
+        capi = _wheel(program.parent, version, "win_amd64")
         shutil.copy(capi / "onnxruntime.dll", program.parent)
-        command = [sys.executable, "-m", "ziglang", "c++", "-target", "x86_64-windows-gnu", "-std=c++17", "-O2"]
-        subprocess.run([*command, "-o", str(program), str(SOURCE), str(program.parent / "onnxruntime.dll")], check=True)
+        dll = program.parent / "onnxruntime.dll"
+        subprocess.run([MINGW, "-std=c++17", "-O2", "-static", "-o", program, SOURCE, dll], check=True)
         found[WINDOWS] = [wine, str(program)]
     else:
-        print(f"{WINE} is not installed: nothing runs as on Windows")
+        print(f"{WINE} or {MINGW} is not installed: nothing runs as on Windows")
     if shutil.which(QEMU) and shutil.which(CROSS):
-        capi = _wheel(folder / "aarch64", version, "manylinux_2_28_aarch64")
         own, program = folder / "aarch64", folder / "aarch64" / "train"
+        capi = _wheel(own, version, "manylinux_2_28_aarch64")
         shutil.copy(next(capi.glob("libonnxruntime.*.*")), own / "libonnxruntime.so.1")
         subprocess.run([CROSS, "-std=c++17", "-O2", "-o", program, SOURCE, own / "libonnxruntime.so.1"], check=True)
-        from tests.processors.emulated import CPU, CPUINFO
-
-        (own / "proc").mkdir(exist_ok=True)
+        (own / "proc").mkdir(exist_ok=True)  # onnxruntime ends where that describes another architecture
         (own / "proc" / "cpuinfo").write_text("".join(CPUINFO.format(n) for n in range(2)))
         shutil.copytree("/usr/aarch64-linux-gnu/lib", own / "lib", dirs_exist_ok=True)
         found[ARM] = [QEMU, "-cpu", CPU, "-L", str(own), "-E", f"LD_LIBRARY_PATH={own}", str(program)]

@@ -31,6 +31,7 @@ def trainer(folder: str) -> Callable[[dict[str, np.ndarray]], float]:
     import onnx_backprop as ob
 
     options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
     options.intra_op_num_threads = THREADS
     return ob.Trainer(Path(folder) / "graph.onnx", learning_rate=1e-6, session_options=options).step
 
