@@ -73,11 +73,15 @@ def _lengths(size: tuple[int, int, int]) -> dict[str, int]:
     return dict(zip("NHW", size, strict=True))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("compiled")
+def compiled(folder: Path) -> Path:
+    """A small network in a folder, for two sets of lengths."""
     ob.compile_plugin(_graph(), folder, lengths=[_lengths(size) for size in SIZES])
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("compiled"))
 
 
 @pytest.fixture(scope="module")
