@@ -32,7 +32,8 @@ struct Tensor {  // memory of onnxruntime
     ort::GetTensorTypeAndShape(value, &info), ort::GetDimensionsCount(info, &rank), dims.resize(rank);
     ort::GetDimensions(info, dims.data(), rank), ort::GetTensorElementType(info, &type), ort::ReleaseTensorInfo(info);
     ort::GetTensorMutableData(value, reinterpret_cast<void **>(&data));
-    bytes = type == 1 || type == 6 ? 4 : type == 9 || type == 2 || type == 3 ? 1 : type == 10 || type == 16 ? 2 : 8;
+    static const size_t sizes[] = {0, 4, 1, 1, 2, 2, 4, 8, 0, 1, 2, 8, 4, 8, 8, 16, 2};  // by the number of the type
+    bytes = sizes[type];
     for (int64_t d : dims) bytes *= d;
   }
 };
@@ -185,7 +186,7 @@ class Trainer {
            << R"(,\"learning_rate\":)" << rate << R"(}"})";
     for (size_t n = 0, at = 0; n < state().size(); at += state()[n++].bytes) {
       const Tensor &t = state()[n];
-      header << ",\"" << t.name << R"(":{"dtype":")" << (t.type == 1 ? "F32" : t.type == 7 ? "I64" : "F64") << R"(","shape":[)";
+      header << ",\"" << t.name << R"(":{"dtype":")" << (t.type == 1 ? "F32" : t.type == 7 ? "I64" : t.type == 9 ? "BOOL" : "F64") << R"(","shape":[)";
       for (size_t axis = 0; axis < t.dims.size(); axis++) header << (axis ? "," : "") << t.dims[axis];
       header << R"(],"data_offsets":[)" << at << "," << at + t.bytes << "]}";
       data.write(t.data, t.bytes);
