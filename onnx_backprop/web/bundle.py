@@ -43,7 +43,7 @@ def bundle(
         if not tensor.HasField("raw_data"):  # but numbers one by one, whose bytes protobuf has its own idea of
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
     whole = _serialized(model)
-    places = dict(_raw_data(whole))
+    places = dict(raw_data(whole))
     about = _about(graph, places)
     state = graph.initial_state()
     for name, entry in about["state"].items():
@@ -118,7 +118,7 @@ def _declared(value: ValueInfoProto) -> dict[str, Any]:
     return {"dtype": dtype, "dims": dims if tensor.HasField("shape") else None}
 
 
-def _raw_data(model: bytes) -> Iterator[tuple[str, int]]:
+def raw_data(model: bytes) -> Iterator[tuple[str, int]]:
     """The names of a serialized model's initializers and where the bytes of each begin."""
     for graph, start, end in _fields(model, 0, len(model)):
         for tensor, first, last in _fields(model, start, end) if graph == _GRAPH else ():

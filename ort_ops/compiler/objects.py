@@ -167,8 +167,11 @@ def ship(folder: Path) -> int:
 
 
 @cache
-def _target() -> llvm.TargetMachine:
+def _target(*, linked: bool = False) -> llvm.TargetMachine:
+    """linked: for code that a linker puts into a library; else for code of this process."""
     target = llvm.Target.from_triple(TRIPLE)
+    if linked:
+        return target.create_target_machine(cpu=PROCESSOR, features=FEATURES, opt=3, reloc="pic", codemodel="small")
     reloc = "static" if TRIPLE.startswith("x86_64") else "default"
     return target.create_target_machine(
         cpu=PROCESSOR, features=FEATURES, opt=3, reloc=reloc, codemodel="jitdefault", jit=True
@@ -246,16 +249,29 @@ class Exported:
             write(self._path, code)
         return code
 
-    def machine_code(self, symbol: str) -> bytes:
-        """For this processor, under a name."""
+    def linkable(self, symbol: str) -> bytes:
+        """The machine code for a library, which does not export it; it is kept on disk too."""
+        folder = cache_folder()
+        path = folder / f"{self.name}.linked" if folder else None
+        code = path and read(path)
+        if code is None:
+            code = self.machine_code(symbol, linked=True)
+            if path:
+                write(path, code)
+        return code
+
+    def machine_code(self, symbol: str, *, linked: bool = False) -> bytes:
+        """For this processor, under a name. linked: see `linkable`."""
         with _lock:
             source = text(self._inner, self._arguments, self._result, symbol)
             with Deferred():  # LLVM's objects change owners, and are disposed of where nothing may be raised
                 module = llvm.parse_assembly(source)
                 module.verify()
+                if linked:
+                    module.get_function(symbol).visibility = "hidden"
                 _optimised(module)
             with Deferred():  # after a chance to interrupt
-                code = _target().emit_object(module)
+                code = _target(linked=linked).emit_object(module)
                 del module
         return code
 

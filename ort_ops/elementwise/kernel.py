@@ -28,7 +28,9 @@ from onnx_backprop.ort_ops.runtime.scratch import Runtime, acquire, release
 from onnx_backprop.ort_ops.runtime.stages import PARALLEL_FOR, ort
 
 NAME, ELEMENTWISE = f"{NATIVE_PREFIX}Update", f"{NATIVE_PREFIX}Elementwise"
-_UNEQUAL = b"the tensors of an item must have one shape, and a formula as many numbers as it reads"
+UNEQUAL = b"the tensors of an item must have one shape, and a formula as many numbers as it reads"
+
+INPUTS, OUTPUTS = [(c_abi.FLOAT, c_abi.REQUIRED), (c_abi.FLOAT, c_abi.VARIADIC)], [c_abi.FLOAT]
 
 
 @dataclass(kw_only=True)
@@ -198,17 +200,9 @@ def _create(api_table: int, info: int) -> tuple[int, int]:
         return 0, api.status(f"Update: {e}")
 
 
-_text = ctypes.create_string_buffer(_UNEQUAL)
+_text = ctypes.create_string_buffer(UNEQUAL)
 
 
 def custom_op(name: str) -> c_abi.OrtCustomOp:
     """The operator, for onnxruntime: Update, or of one item and without anything to wait for, Elementwise."""
-    return c_abi.custom_op(
-        name,
-        [(c_abi.FLOAT, c_abi.REQUIRED), (c_abi.FLOAT, c_abi.VARIADIC)],
-        [c_abi.FLOAT],
-        create=_create,
-        compute=compute,
-        destroy=destroy,
-        variadic=True,
-    )
+    return c_abi.custom_op(name, INPUTS, OUTPUTS, create=_create, compute=compute, destroy=destroy, variadic=True)

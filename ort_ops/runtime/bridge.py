@@ -11,6 +11,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -26,7 +27,15 @@ from onnx_backprop.ort_ops.compiler.llvm import ITEM_SIZE
 from onnx_backprop.ort_ops.compiler.machine import processors
 from onnx_backprop.ort_ops.compiler.records import Record, layout, offset, size
 from onnx_backprop.ort_ops.runtime import ahead, c_abi
-from onnx_backprop.ort_ops.runtime.call import MAX_NUMBERS, MAX_RANK, KernelState, Question, compute, destroy
+from onnx_backprop.ort_ops.runtime.call import (
+    MAX_NUMBERS,
+    MAX_RANK,
+    KernelState,
+    Question,
+    ask_python,
+    compute,
+    destroy,
+)
 from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 from onnx_backprop.ort_ops.runtime.interpreter import immortal, interface
 from onnx_backprop.ort_ops.runtime.scratch import RUNTIME_WORDS, Runtime
@@ -71,6 +80,10 @@ class _Spec:
     attributes: Attributes
 
 
+Key = tuple[int, ...]
+# Where a session is watched: the keys that were planned in this context, by `spec_key`.
+asked_for: ContextVar[dict[tuple[object, ...], dict[Key, None]] | None] = ContextVar("asked_for", default=None)
+
 # Held for a few instructions. A fork waits for it, or the child would find it held by a thread that it does not have.
 _lock = threading.Lock()
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -108,7 +121,12 @@ def runtime() -> int:
     _, malloc, free = _libc()
     no_memory = immortal(ctypes.create_string_buffer(b"onnx_backprop: not enough memory for a kernel's scratch space"))
     whole = Runtime(
-        malloc=malloc, free=free, no_memory=ctypes.addressof(no_memory), python=interface(), threads=processors()
+        malloc=malloc,
+        free=free,
+        no_memory=ctypes.addressof(no_memory),
+        python=interface(),
+        prepare=id(immortal(_prepare)),
+        threads=processors(),
     )
     return block(np.array(whole.words() + [0] * (RUNTIME_WORDS - size(Runtime)), np.int64))
 
@@ -131,15 +149,20 @@ def scratch_peak(*, anew: bool = False) -> int:
     return peak
 
 
-def _given_attributes(op: Op, api: c_abi.Api, info: int) -> dict[str, object]:
-    """The node's attributes; the value that a function gives an attribute without default counts as absent."""
+def given_attributes(op: Op, attribute_of: Callable[[str, str], object]) -> Attributes:
+    """The node's attributes, by name and kind; the value that a function gives one without default counts as absent."""
     given: dict[str, object] = {}
     for attribute in op.attributes:
-        value = api.attribute(info, attribute.name, attribute.kind)
+        value = attribute_of(attribute.name, attribute.kind)
         nothing = value in (ABSENT_INT, "") or (isinstance(value, float) and math.isnan(value))
         if value is not None and not (nothing and attribute.default is None and not attribute.required):
             given[attribute.name] = value
-    return given
+    return Attributes(op, given)
+
+
+def numbers_of(op: Op) -> int:
+    """Bit i: input i carries numbers."""
+    return sum(1 << n for n, i in enumerate(op.inputs) if not i.tensor)
 
 
 def api_of(table: int) -> c_abi.Api:
@@ -156,19 +179,23 @@ def _spec_number(key: tuple[object, ...], spec: _Spec) -> int:
         return _spec_numbers[key]
 
 
+def spec_key(op: Op, attributes: Attributes) -> tuple[object, ...]:
+    """What two nodes have in common whose plans are the same."""
+    return (op.name, *(attributes[a.name] for a in op.attributes))
+
+
 def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
     """CreateKernelV2: (kernel handle, 0) or (0, status)."""
     api = api_of(api_table)
     try:
-        attributes = Attributes(kernel.op, _given_attributes(kernel.op, api, info))
-        key = (kernel.op.name, *(attributes[a.name] for a in kernel.op.attributes))
-        carries = [not i.tensor for i in kernel.op.inputs]
+        attributes = given_attributes(kernel.op, partial(api.attribute, info))
+        key = spec_key(kernel.op, attributes)
         state = KernelState(
             api=api_table,
             spec=_spec_number(key, _Spec(kernel, attributes)),
-            prepare=id(immortal(_prepare)),
+            prepare=ask_python.address,
             runtime=runtime(),
-            numbers=sum(1 << n for n, numbers in enumerate(carries) if numbers),
+            numbers=numbers_of(kernel.op),
         )
         return block(np.array(state.words(), np.int64)), 0
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
@@ -188,10 +215,10 @@ def _prepare(asked: int) -> None:
     spec = _specs[state[layout(KernelState)["spec"].first_word]]
     try:
         key_words = np.ctypeslib.as_array((ctypes.c_int64 * words).from_address(key)).copy()
-        request = _validated(spec, key_words)
-        # A list: what interrupts a generator while it is closed is printed, not raised.
-        empty = not [shape for shape in request.outputs if 0 not in shape]  # nothing is to be done
-        plan = Plan(Record(), ()) if empty else spec.kernel.plan(request)
+        request, plan = planned(spec.kernel, spec.attributes, key_words)
+        recorded = asked_for.get()
+        if recorded is not None:
+            recorded.setdefault(spec_key(spec.kernel.op, spec.attributes), {})[tuple(key_words.tolist())] = None
         items = [ITEM_SIZE[request.element_type] if o.type_name == "T1" else 4 for o in spec.kernel.op.outputs]
         sizes = [math.prod(shape) * item for shape, item in zip(request.outputs, items, strict=True)]
         plan, kept = ahead.considered(plan, sizes)
@@ -202,9 +229,15 @@ def _prepare(asked: int) -> None:
         question[layout(Question)["status"].first_word] = api.status(_sentence(spec.kernel.op, e))
 
 
-def _validated(spec: _Spec, key: np.ndarray) -> Request:
-    """What a key asks for; raises what the operator's shape function has to say against it."""
-    op = spec.kernel.op
+def planned(kernel: NativeKernel, attributes: Attributes, key: np.ndarray) -> tuple[Request, Plan]:
+    """What a key asks for, and the plan for it; raises what the operator's shape function has to say against it."""
+    request = _validated(kernel.op, attributes, key)
+    # A list: what interrupts a generator while it is closed is printed, not raised.
+    empty = not [shape for shape in request.outputs if 0 not in shape]  # nothing is to be done
+    return request, Plan(Record(), ()) if empty else kernel.plan(request)
+
+
+def _validated(op: Op, attributes: Attributes, key: np.ndarray) -> Request:
     inputs: list[Shape | None] = [None] * len(op.inputs)
     numbers: list[tuple[float, ...] | None] = [None] * len(op.inputs)
     args: list[Arg | None] = [None] * len(op.inputs)
@@ -236,7 +269,20 @@ def _validated(spec: _Spec, key: np.ndarray) -> Request:
             numbers[n] = tuple((values.astype(np.int32).view(np.float32) if floats else values).tolist())
             args[n] = Arg(dims, numbers[n])
     op.require_inputs([i is not None for i in inputs])
-    return Request(spec.attributes, element_type, tuple(inputs), tuple(numbers), op.run_shapes(spec.attributes, args))
+    return Request(attributes, element_type, tuple(inputs), tuple(numbers), op.run_shapes(attributes, args))
+
+
+def input_types(op: Op, element_type: int) -> list[tuple[int, int]]:
+    """The element type and the characteristic of each input, where T1 is an element type."""
+    return [
+        (_NUMBER_ELEMENTS.get(i.type_name, element_type), c_abi.OPTIONAL if i.optional else c_abi.REQUIRED)
+        for i in op.inputs
+    ]
+
+
+def output_types(op: Op, element_type: int) -> list[int]:
+    """The element type of each output."""
+    return [element_type if o.type_name == "T1" else c_abi.FLOAT for o in op.outputs]
 
 
 def register(kernels: Sequence[NativeKernel], others: Callable[[], Sequence[c_abi.OrtCustomOp]]) -> None:
@@ -249,12 +295,11 @@ def register(kernels: Sequence[NativeKernel], others: Callable[[], Sequence[c_ab
         if _registered:
             return
         for kernel in kernels:
-            inputs = [(i.type_name, c_abi.OPTIONAL if i.optional else c_abi.REQUIRED) for i in kernel.op.inputs]
             for element_type in ELEMENT_TYPES:
                 op = c_abi.custom_op(
                     NATIVE_PREFIX + kernel.op.name,
-                    [(_NUMBER_ELEMENTS.get(name, element_type), there) for name, there in inputs],
-                    [element_type if o.type_name == "T1" else c_abi.FLOAT for o in kernel.op.outputs],
+                    input_types(kernel.op, element_type),
+                    output_types(kernel.op, element_type),
                     create=partial(_create, kernel),
                     compute=compute,
                     destroy=destroy,

@@ -1,9 +1,9 @@
 """From onnxruntime's call of a kernel to its plan: compiled, without Python unless a shape is new.
 
 A kernel's state holds the plans made so far, one per combination of input shapes and of the values of shape-carrying
-inputs; the one that was used last is the first. Where none fits, Python is asked: it validates the shapes as everywhere
-else, before any memory is touched, and answers with a plan or with a status. Of more than MAX_PLANS the one goes that
-was not used for the longest time.
+inputs; the one that was used last is the first. Where none fits, a function is asked. In a process of Python it is
+`ask_python`: Python validates the shapes as everywhere else, before any memory is touched, and answers with a plan or
+with a status. Of more than MAX_PLANS the one goes that was not used for the longest time.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,10 @@ _LOW = 0xFFFFFFFF
 
 @dataclass(kw_only=True)
 class KernelState(Record):
-    """One kernel, with the addresses that compiled code needs. Bit i of `numbers`: input i carries numbers."""
+    """One kernel, with the addresses that compiled code needs. Bit i of `numbers`: input i carries numbers.
+
+    prepare: a C function that answers a `Question`.
+    """
 
     api: int
     spec: int
@@ -56,7 +59,7 @@ class KernelState(Record):
 
 @dataclass(kw_only=True)
 class Question(Record):
-    """What Python is asked for: a plan for a key of so many words. It answers one and if it is kept, or a status."""
+    """A plan for a key of so many words is asked for. The answer is one and whether it is kept, or a status."""
 
     state: int
     key: int
@@ -195,10 +198,9 @@ def _compute(state, context):
         store_i64(block + _INPUTS_AT, i, 0)
     found, spare = _find(state, key, words), 0
     if found == 0:
-        question, python = view(Question, _question()), view(Interpreter, runtime.python)
+        question = view(Question, _question())
         question.state, question.key, question.key_words, question.plan, question.status = state, key, words, 0, 0
-        if not ask(python, state.prepare, question):
-            return ort(api, CREATE_STATUS, (1, python.interrupted))
+        call_function(state.prepare, (question,))
         found = question.plan
         if found == 0:
             return question.status
@@ -239,6 +241,18 @@ def _run(call, plan):
         return 0
     call.parameters = plan + 8 * plan.parameters
     return run_stages(call, plan)
+
+
+@exported(INT, INT)
+def ask_python(address):
+    """Let Python answer a `Question`."""
+    question = view(Question, address)
+    state = view(KernelState, question.state)
+    runtime = view(Runtime, state.runtime)
+    python = view(Interpreter, runtime.python)
+    if not ask(python, runtime.prepare, question):
+        question.plan, question.status = 0, ort(state.api, CREATE_STATUS, (1, python.interrupted))
+    return 0
 
 
 @exported(INT, INT, INT)

@@ -19,6 +19,7 @@ class Runtime(Record):
     free: int
     no_memory: int  # a text
     python: int  # an `Interpreter`
+    prepare: int  # the function of Python that plans
     threads: int  # threads at most that work on a call
     live: int = 0  # bytes in use, and the most there were
     peak: int = 0

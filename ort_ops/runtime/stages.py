@@ -22,6 +22,10 @@ from onnx_backprop.ort_ops.runtime.scratch import Runtime, acquire, block_bytes,
 PARALLEL_FOR = 274  # its position in OrtApi
 
 
+def _address(function: Exported) -> int:
+    return function.address
+
+
 @dataclass(frozen=True)
 class Plan:
     """Which stages to run, each with the number of its items, and their parameters, which tables of int64 may follow.
@@ -47,10 +51,15 @@ class Plan:
         """The most memory that a call takes besides its tensors: the parameters, and blocks as they are allocated."""
         return self.words.nbytes + block_bytes(self.shared) + threads * block_bytes(self.per_thread)
 
-    def block(self, key: np.ndarray, outputs: Sequence[tuple[int, ...]]) -> np.ndarray:
-        """The plan as compiled code reads it; here the stages are compiled that were not yet."""
+    def block(
+        self, key: np.ndarray, outputs: Sequence[tuple[int, ...]], address: Callable[[Exported], int] = _address
+    ) -> np.ndarray:
+        """The plan as compiled code reads it; here the stages are compiled that were not yet.
+
+        address: of a function, where that is not to be its address in this process.
+        """
         shapes = [word for shape in outputs for word in (len(shape), *shape)]
-        stages = [word for function, items in self.stages for word in (function.address, items)]
+        stages = [word for function, items in self.stages for word in (address(function), items)]
         parts = [key, np.array(shapes, np.int64), np.array(stages, np.int64), self.words]
         places = np.cumsum([size(PlanHead), *(len(part) for part in parts)])
         head = PlanHead(

@@ -1,0 +1,245 @@
+"""Whole networks with compiled libraries: the losses, steps beside those of `Trainer`, sizes, other systems.
+
+    python -m tests.plugin [--only demo resnet] [--rounds 10] [--sessions 10000] [--folder .plugin]
+
+In stock onnxruntime, of this version and of 1.20, and in a program in C++, without this package: losses as the
+Trainer's; seconds of processor time of a step beside its. The C++ program runs for Windows and aarch64 too, under wine64
+and qemu-aarch64-static, where these and Debian's compilers for them are installed; what is not there is said. Exit code 1
+where a loss or a size is not what it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+import onnx_backprop as ob
+from onnx_backprop.ort_ops.plugin import targets
+from tests.plugin.networks import NETWORKS
+from tests.plugin.test_library import compiled, sessions
+from tests.processors.emulated import CPU, CPUINFO
+from tests.runtimes.__main__ import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD = "1.20"
+LARGEST = {"demo": 1_000_000, "resnet": 2_000_000}  # bytes of a library
+STEPS, RATE = 10, 1e-3
+WINDOWS, ARM = "windows-x86_64-v3", "linux-aarch64"
+WINE, MINGW = "wine64", "x86_64-w64-mingw32-g++"
+X86, LESS = "qemu-x86_64-static", ("x86_64-v3", "Haswell")
+QEMU, CROSS = "qemu-aarch64-static", "aarch64-linux-gnu-g++"
+SOURCE = ROOT / "examples" / "cpp" / "train.cpp"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.plugin", description="Train networks with compiled libraries."
+    )
+    parser.add_argument("--only", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--rounds", type=int, default=10, help="of steps that are timed (%(default)s)")
+    parser.add_argument("--sessions", type=int, default=10_000, help="to open and close (%(default)s)")
+    parser.add_argument("--emulated", type=int, default=STEPS, help="steps where all is emulated (%(default)s)")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".plugin", help="for all that is made (%(default)s)")
+    given = parser.parse_args()
+    folder: Path = given.folder.resolve()
+    version = ".".join(onnxruntime.__version__.split(".")[:2])
+    stock = {name: environment(folder / f"onnxruntime-{name}", name) for name in (version, OLD)}
+    programs = {targets.here(): [str(_program(folder, stock[version]))], **_emulated(folder, version)}
+    wrong: list[str] = []
+    for name in given.only:
+        wrong += _network(name, folder / name, stock, programs, given.emulated)
+        least, median = _turns(folder / name, stock[version], given.rounds)
+        print(f"{name}: a step takes {least:.2f} of the Trainer's at the least, {median:.2f} in the median", flush=True)
+    wrong += _processors(folder, given.only[0])
+    grown = sessions(compiled(folder / "small"), given.sessions)
+    print(f"{given.sessions:,} sessions opened and closed: {grown / 1000:,.0f} KB more memory in the second half")
+    wrong += [f"sessions: {grown:,} bytes of growth"] if grown > 16 << 20 else []
+    print(*(f"WRONG: {each}" for each in wrong), sep="\n", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _network(
+    name: str, folder: Path, stock: dict[str, Path], programs: dict[str, list[str]], emulated: int
+) -> list[str]:
+    """Compile and train a network everywhere; what is wrong."""
+    network = NETWORKS[name]
+    graph = network.graph()
+    folder.mkdir(exist_ok=True)
+    graph.save(folder / "graph.onnx")
+    libraries = ob.compile_plugin(graph, folder, lengths=network.lengths, target=list(programs))
+    data = network.batches(graph, STEPS)
+    np.savez(folder / "data.npz", **data)
+    (folder / "batches").write_bytes(b"".join(data[k][n].tobytes() for n in range(STEPS) for k in graph.inputs))
+    trainer = ob.Trainer(graph, learning_rate=RATE)
+    expected = [trainer.step({k: v[n] for k, v in data.items()}) for n in range(STEPS)]
+    wrong: list[str] = []
+
+    def compare(where: str, command: list[str], rtol: float, steps: int = STEPS) -> None:
+        (folder / "checkpoint.safetensors").unlink(missing_ok=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        losses = [float(line) for line in done.stdout.split("\n")[:steps] if line.strip()]
+        if done.returncode or len(losses) != steps:
+            wrong.append(f"{name}, {where}: {done.stderr.strip()[-400:]}")
+            return
+        off = max(abs(a / b - 1) for a, b in zip(losses, expected, strict=False))
+        wrong.extend([f"{name}, {where}: losses differ by {off:.1e}"] if off > rtol else [])
+        print(f"{name}, {where}: losses of {steps} steps differ by {off:.1e} of themselves at most", flush=True)
+
+    for version, python in stock.items():
+        arguments = [str(folder), targets.here(), str(folder / "data.npz"), "--learning-rate", str(RATE)]
+        compare(f"onnxruntime {version}", [str(python), str(ROOT / "examples" / "plugin.py"), *arguments], 1e-6)
+    for target, program in programs.items():
+        (library,) = (folder / target).glob("onnx_backprop.*")
+        size = library.stat().st_size
+        print(f"{name}, {target}: a library of {size / 1000:,.0f} KB", flush=True)
+        wrong += [f"{name}, {target}: {size:,} bytes"] if size > LARGEST.get(name, 2_000_000) else []
+        arguments = [_path(program, path) for path in (folder, library, folder / "batches")]
+        # other vectors, other orders of sums
+        rtol = 1e-6 if target == targets.here() else 1e-5
+        steps = emulated if target == ARM else STEPS
+        compare(f"C++ on {target}", [*program, *arguments, str(steps), str(RATE), "2"], rtol, steps)
+    assert len(libraries) == len(programs)
+    return wrong
+
+
+def _processors(folder: Path, name: str) -> list[str]:
+    """A library says so where a processor has less than it needs; what is wrong."""
+    if not (shutil.which(X86) and targets.here().startswith("linux-x86_64")):
+        print(f"{X86} is not installed: no library met a lesser processor")
+        return []
+    levels = {"x86_64-v4": ("Haswell", "Nehalem"), "x86_64-v3": ("Nehalem",)}
+    for level in levels:
+        graph = folder / name / "graph.onnx"
+        ob.compile_plugin(graph, folder / name, lengths=NETWORKS[name].lengths, target=f"linux-{level}")
+    wrong: list[str] = []
+    for level, processor, runs in (*((x, cpu, False) for x, cpus in levels.items() for cpu in cpus), (*LESS, True)):
+        command = [X86, "-cpu", processor, "-E", f"LD_LIBRARY_PATH={folder / 'lib'}", folder / "train", folder / name]
+        library = folder / name / f"linux-{level}" / "onnx_backprop.so"
+        (folder / name / "checkpoint.safetensors").unlink(missing_ok=True)
+        done = subprocess.run(
+            [*command, library, folder / name / "batches", "1", "0.001", "1"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        refused = done.returncode == 1 and f"was compiled for linux-{level}" in done.stderr
+        if (done.returncode == 0) != runs or refused == runs:
+            wrong.append(f"linux-{level} on {processor}: {done.returncode} {done.stderr[-300:]}")
+        print(f"a library for linux-{level} {'runs on' if runs else 'is refused by'} {processor}", flush=True)
+    return wrong
+
+
+def _path(program: list[str], path: Path) -> str:
+    return f"Z:{path}" if WINE in program[0] else str(path)
+
+
+def _turns(folder: Path, python: Path, rounds: int) -> tuple[float, float]:
+    """Processor time of a step with the library, as a part of the Trainer's: of the least times, of the medians."""
+    script, data = str(ROOT / "tests" / "plugin" / "turns.py"), str(folder / "data.npz")
+    commands = (
+        [python, script, "library", folder, targets.here(), data],
+        [sys.executable, script, "trainer", folder, data],
+    )
+    workers = [
+        subprocess.Popen(
+            [str(word) for word in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT) if n else ""},
+        )
+        for n, command in enumerate(commands)
+    ]
+    times: tuple[list[list[float]], list[list[float]]] = ([], [])
+
+    def answer(worker: subprocess.Popen[str]) -> list[float]:
+        assert worker.stdout
+        found: list[float] = json.loads(worker.stdout.readline())
+        return found
+
+    first = [answer(worker) for worker in workers]
+    np.testing.assert_allclose(*first, rtol=1e-6)
+    for _ in range(rounds):
+        for worker, found in zip(workers, times, strict=True):
+            assert worker.stdin
+            worker.stdin.write("\n")
+            worker.stdin.flush()
+            found.append(answer(worker))
+    for worker in workers:
+        worker.communicate()
+    least = [min(one for one, _ in found) for found in times]
+    median = [statistics.median(one for _, one in found) for found in times]
+    return least[0] / least[1], median[0] / median[1]
+
+
+def _program(folder: Path, python: Path) -> Path:
+    """The program in C++ for this system, with the onnxruntime of an environment."""
+    (library,) = python.parents[1].glob("lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.*.*")
+    own, program = folder / "lib", folder / "train"
+    own.mkdir(exist_ok=True)
+    (own / "libonnxruntime.so.1").unlink(missing_ok=True)
+    (own / "libonnxruntime.so.1").symlink_to(library)
+    command = ["c++", "-std=c++17", "-O2", "-Wall", "-Werror", "-o", str(program), str(SOURCE), str(library)]
+    subprocess.run([*command, f"-Wl,-rpath,{own}"], check=True)
+    return program
+
+
+def _emulated(folder: Path, version: str) -> dict[str, list[str]]:
+    """The commands of the program for Windows and for aarch64, where they can be made and run."""
+    wine = shutil.which(WINE) or next((str(p) for p in [Path("/usr/lib/wine") / WINE] if p.is_file()), None)
+    found: dict[str, list[str]] = {}
+    if wine and shutil.which(MINGW):
+        program = folder / "windows" / "train.exe"
+        capi = _wheel(program.parent, version, "win_amd64")
+        shutil.copy(capi / "onnxruntime.dll", program.parent)
+        dll = program.parent / "onnxruntime.dll"
+        subprocess.run([MINGW, "-std=c++17", "-O2", "-static", "-o", program, SOURCE, dll], check=True)
+        found[WINDOWS] = [wine, str(program)]
+    else:
+        print(f"{WINE} or {MINGW} is not installed: nothing runs as on Windows")
+    if shutil.which(QEMU) and shutil.which(CROSS):
+        own, program = folder / "aarch64", folder / "aarch64" / "train"
+        capi = _wheel(own, version, "manylinux_2_28_aarch64")
+        shutil.copy(next(capi.glob("libonnxruntime.*.*")), own / "libonnxruntime.so.1")
+        subprocess.run([CROSS, "-std=c++17", "-O2", "-o", program, SOURCE, own / "libonnxruntime.so.1"], check=True)
+        (own / "proc").mkdir(exist_ok=True)  # onnxruntime ends where that describes another architecture
+        (own / "proc" / "cpuinfo").write_text("".join(CPUINFO.format(n) for n in range(2)))
+        shutil.copytree("/usr/aarch64-linux-gnu/lib", own / "lib", dirs_exist_ok=True)
+        found[ARM] = [QEMU, "-cpu", CPU, "-L", str(own), "-E", f"LD_LIBRARY_PATH={own}", str(program)]
+    else:
+        print(f"{QEMU} or {CROSS} is not installed: nothing runs as on aarch64")
+    return found
+
+
+def _wheel(folder: Path, version: str, platform: str) -> Path:
+    """The folder with the library of onnxruntime's wheel for another system."""
+    capi = folder / "onnxruntime" / "capi"
+    if not capi.is_dir():
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--only-binary=:all:",
+            "--target",
+            folder,
+        ]
+        subprocess.run(
+            [*command, "--platform", platform, "--python-version", "3.12", f"onnxruntime=={version}.*"], check=True
+        )
+    return capi
+
+
+if __name__ == "__main__":
+    sys.exit(main())
