@@ -1,13 +1,15 @@
 """Kernels of the operator set for stock onnxruntime, and the sessions that run them."""
 
 from onnx_backprop.opset.functions.use_kernels import use_kernels
-from onnx_backprop.ort_ops.native_graph import lower
+from onnx_backprop.ort_ops.native_graph import NativeGraph, lower
 from onnx_backprop.ort_ops.sessions import (
+    Named,
     SessionOptions,
     be_lean,
     default_options,
     kernels_on,
     native_kernels_work,
+    open_session,
     register_ops,
     require_operators,
     run_bound,
@@ -16,12 +18,15 @@ from onnx_backprop.ort_ops.sessions import (
 from onnx_backprop.ort_ops.weights import take_weights
 
 __all__ = [
+    "Named",
+    "NativeGraph",
     "SessionOptions",
     "be_lean",
     "default_options",
     "kernels_on",
     "lower",
     "native_kernels_work",
+    "open_session",
     "register_ops",
     "require_operators",
     "run_bound",
