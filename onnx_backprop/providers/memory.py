@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import onnxruntime
 
 from onnx_backprop.providers.choose import Target
 
 OrtValue = onnxruntime.OrtValue
+HOST = "Cpu"  # what onnxruntime calls the CPU's memory
 
 
 @dataclass
@@ -20,45 +22,49 @@ class Copies:
 
 
 class Memory:
-    """The memory of a device. copies: of tensors that are kept there; what a run is fed and gives is not counted."""
+    """The memory of a device.
+
+    copies: of tensors that are kept there; what a run is fed and gives is not counted. info: onnxruntime's record of
+    the memory of a plugin; None where it has none of its own.
+    """
 
     def __init__(self, target: Target) -> None:
-        self.copies = Copies()
-        self._info, self._name, self._index = target.memory, target.provider.memory, target.index
+        self.copies, self.info = Copies(), target.memory
+        self._name, self._index = target.provider.memory, target.index
 
-    @property
-    def is_own(self) -> bool:
-        """Whether it is another memory than the CPU's."""
-        return self._info is not None or bool(self._name)
+    def empty(self, shape: list[int], element_type: int, place: Any) -> OrtValue:
+        """A tensor of no values yet. place: onnxruntime's record of a memory."""
+        try:
+            return OrtValue.ortvalue_from_shape_and_type(shape, element_type, memory_info=place)
+        except Exception:
+            if not self._name:
+                raise
+        return OrtValue.ortvalue_from_shape_and_type(shape, element_type, self._name, self._index)
 
-    def empty(self, shape: list[int], element_type: int) -> OrtValue:
-        """A tensor there, of no values yet."""
-        if self._info is not None:
-            return OrtValue.ortvalue_from_shape_and_type(shape, element_type, memory_info=self._info)
-        return OrtValue.ortvalue_from_shape_and_type(shape, element_type, self._name or "cpu", self._index)
-
-    def copied(self, value: OrtValue) -> OrtValue:
-        """A copy there of a tensor in the CPU's memory."""
-        result = self.empty(list(value.shape()), value.element_type())
+    def moved(self, value: OrtValue, place: Any) -> OrtValue | None:
+        """A tensor with the same values in another memory; None where none can be made there."""
+        source = self.fetched(value)
+        if place.name == HOST:
+            return source
+        try:
+            result = self.empty(list(source.shape()), source.element_type(), place)
+            try:
+                onnxruntime.copy_tensors([source], [result])
+            except Exception:  # noqa: BLE001 - a provider that is built in copies in its own way
+                result.update_inplace(source.numpy())
+        except Exception:  # noqa: BLE001 - whatever it says, there is no such tensor
+            return None
         self.copies.to_device += 1
-        if self._info is not None:
-            onnxruntime.copy_tensors([value], [result])
-        else:
-            result.update_inplace(value.numpy())
         return result
 
     def fetched(self, value: OrtValue, *, count: bool = True) -> OrtValue:
         """A tensor in the CPU's memory: itself, or a copy of one that lies elsewhere."""
-        if on_host(value):
+        if value.device_name() == "cpu":
             return value
         self.copies.to_host += count
-        if self._info is None:
-            return OrtValue.ortvalue_from_numpy(value.numpy())
         result = OrtValue.ortvalue_from_shape_and_type(list(value.shape()), value.element_type())
-        onnxruntime.copy_tensors([value], [result])
+        try:
+            onnxruntime.copy_tensors([value], [result])
+        except Exception:  # noqa: BLE001 - a provider that is built in copies in its own way
+            return OrtValue.ortvalue_from_numpy(value.numpy())
         return result
-
-
-def on_host(value: OrtValue) -> bool:
-    """Whether a tensor lies in the CPU's memory."""
-    return value.device_name() == "cpu"

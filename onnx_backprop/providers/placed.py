@@ -26,6 +26,7 @@ from onnx_backprop.providers.placement import RECORDED, Placement, placement
 logger = logging.getLogger("onnx_backprop")
 Lengths = Mapping[str, Sequence[int]]
 Result = TypeVar("Result")
+_ENTRIES = {RECORDED: "1", "session.layer_assignment_settings": f"cpu({HOST})"}
 _KEPT = 8  # sets of lengths whose sessions are kept
 _MOVED = 16  # nodes at most that a provider takes and cannot run, and that go to the CPU then
 _FAILED = re.compile(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)", re.DOTALL)
@@ -80,6 +81,13 @@ def options_for(target: Target) -> SessionOptions:
     return options
 
 
+def _entry(options: SessionOptions, key: str) -> str | None:
+    try:
+        return options.get_session_config_entry(key)
+    except Exception:  # noqa: BLE001 - an error of no class of its own where there is none
+        return None
+
+
 class Placed:
     """The sessions of a model on a device, made when they are asked for.
 
@@ -95,8 +103,9 @@ class Placed:
         self._said = False
         if holds_half(model) and not target.has_half:
             self._limits = replace(target.limits, float16=False)
-        options.add_session_config_entry(RECORDED, "1")
-        options.add_session_config_entry("session.layer_assignment_settings", f"cpu({HOST})")
+        for key, value in _ENTRIES.items():
+            if _entry(options, key) != value:
+                options.add_session_config_entry(key, value)
 
     def session(self, lengths: Lengths) -> onnxruntime.InferenceSession:
         """The session for inputs of these lengths, which are of all of them where the provider wants them fixed."""

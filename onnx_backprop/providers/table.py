@@ -92,6 +92,8 @@ PROVIDERS: dict[str, Provider] = {
             "pip install onnxruntime-ep-openvino",
             package="onnxruntime_ep_openvino",
             limits=COMPILED,
+            # or else products are rounded to bfloat16 where the processor has that
+            options=MappingProxyType({"load_config": '{"CPU": {"INFERENCE_PRECISION_HINT": "f32"}}'}),
             about="CPU, GPU and NPU of Intel",
         ),
     )

@@ -6,7 +6,7 @@ On a device the state lies in its memory, but for what its session reads in the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,13 +17,12 @@ from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import run_bound
-from onnx_backprop.providers.memory import Memory, on_host
+from onnx_backprop.providers.memory import HOST, Memory
 
 if TYPE_CHECKING:
     from onnx_backprop.distributed.sharded import Division
 
 OrtValue = onnxruntime.OrtValue
-_HOST = "Cpu"  # what onnxruntime calls the CPU's memory
 State = Mapping[str, OrtValue]
 
 
@@ -53,7 +52,9 @@ class Buffers:
         unread: the most losses that wait to be read, if that is not 1 on the device.
         """
         self._frozen = frozen
-        self._memory = memory if memory is not None and memory.is_own else None
+        self._memory = memory
+        self._places: dict[str, str] = {}  # in which memory the state lies, where that is not the CPU's
+        self._rebound: list[str] = []  # what lies in another memory than the session reads it from
         self.steps = 0
         self.in_place, self._guard_input = in_place, guard
         self._updates, self._session, self._division = graph.updates, session, division
@@ -70,9 +71,7 @@ class Buffers:
         self._loss = graph.loss
         self._seen, self._ahead = 0, False  # of how many steps the losses were read; whether of the one that runs too
         loss = self._results[self._loss]
-        ring = self._memory.empty if self._memory is not None else OrtValue.ortvalue_from_shape_and_type
-        kind = declared[self._loss].elem_type
-        self._losses = [loss] if unread == 1 else [ring(list(loss.shape()), kind) for _ in range(unread)]
+        self._losses = [loss] if unread == 1 else self._ring(loss, unread)
         self._bindings: WeakKeyDictionary[onnxruntime.InferenceSession, tuple[onnxruntime.IOBinding, ...]]
         self._bindings = WeakKeyDictionary()
 
@@ -87,31 +86,46 @@ class Buffers:
             for name, value in first.items()
         }
         self._sets, self._turn = (first, second), 0
+        self._places.clear()
         self._bindings.clear()
         if self._session is not None:
             self.use(self._session)
 
     def use(self, session: onnxruntime.InferenceSession) -> None:
-        """Let a session run the steps to come; what it reads elsewhere than it lies is brought there first.
+        """Let a session run the steps to come; what it reads in another memory than it lies in is brought there first.
 
-        A binding copies at once what lies in another memory than the session reads, and would never see it renewed.
+        A binding copies at once what lies in another memory than the session reads, and never sees it renewed. So what
+        cannot be brought there is bound anew for every step.
         """
         self._session = session
         if self._memory is not None:
             names = [value.name for value in session.get_inputs()]
             places = dict(zip(names, session.get_input_memory_infos(), strict=True))
-            moved = [n for n, v in self._sets[0].items() if n in places and on_host(v) != (places[n].name == _HOST)]
-            if moved:
-                for values in self._sets:
-                    values |= {name: self._moved(values[name]) for name in moved}
+            moved = [n for n in self._sets[0] if n in places and places[n].name != self._places.get(n, HOST)]
+            self._rebound = [name for name in moved if not self._move(name, places[name])]
+            if moved != self._rebound:
                 self._bindings.clear()
         if session not in self._bindings:
             first, second = self._sets
             self._bindings[session] = self._bound(session, first, second), self._bound(session, second, first)
 
-    def _moved(self, value: OrtValue) -> OrtValue:
+    def _move(self, name: str, place: Any) -> bool:
+        """Bring a tensor of the state into a memory; whether that is possible."""
         assert self._memory is not None
-        return self._memory.copied(value) if on_host(value) else self._memory.fetched(value)
+        moved = [self._memory.moved(values[name], place) for values in self._sets]
+        if None in moved:
+            return False
+        for values, value in zip(self._sets, moved, strict=True):
+            values[name] = value
+        self._places[name] = place.name
+        return True
+
+    def _ring(self, loss: OrtValue, length: int) -> list[OrtValue]:
+        """Places for losses, on the device where tensors can lie there."""
+        shape, kind = list(loss.shape()), loss.element_type()
+        if self._memory is not None and self._memory.info is not None:
+            return [self._memory.empty(shape, kind, self._memory.info) for _ in range(length)]
+        return [OrtValue.ortvalue_from_shape_and_type(shape, kind) for _ in range(length)]
 
     @property
     def state(self) -> dict[str, OrtValue]:
@@ -148,6 +162,8 @@ class Buffers:
         self._ahead = False
         if len(self._losses) > 1:
             binding.bind_ortvalue_output(self._loss, self._losses[self.steps - self._seen])
+        for name in self._rebound:
+            binding.bind_ortvalue_input(name, self.state[name])
         for name in self._more:
             binding.bind_output(name)
         assert self._session is not None

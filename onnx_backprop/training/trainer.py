@@ -225,8 +225,9 @@ class Trainer:
     def _take(self, model: ModelProto) -> None:
         """Make inputs of large weights that nothing trains, which lie in memory once."""
         taken = take_weights(model, self._frozen, fuse=self._memory is None)
-        memory = self._memory if self._memory is not None and self._memory.is_own else None
-        self._frozen |= {n: v if n in self._frozen or memory is None else memory.copied(v) for n, v in taken.items()}
+        if self._memory is not None and (place := self._memory.info) is not None:
+            taken = {n: self._frozen.get(n) or self._memory.moved(v, place) or v for n, v in taken.items()}
+        self._frozen |= taken
 
     @property
     def placement(self) -> Placement | None:
