@@ -22,7 +22,7 @@ from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.types import Dims, shapes_of
-from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, attributes_of, constant_tensor, is_standard
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, attributes_of, constant_tensor, is_standard, reads
 
 HOST = "host"  # the annotation of nodes that are for the CPU: the session's layer_assignment_settings says "cpu(host)"
 _ANNOTATION = "layer_ann"  # which onnxruntime reads in a node's metadata
@@ -77,11 +77,12 @@ def adapted(
     del result.functions[:]  # which the pass leaves where no node calls them
     result.training_info.extend(model.training_info)
     result = infer(result)
-    if limits.fixed_lengths:
-        result = folded_lengths(result)
-    _write_attributes(result)
     if not limits.float64 and to_float32(result):
         result = infer(result)
+    if limits.fixed_lengths:
+        result = folded_lengths(result)
+        _drop_unread(result.graph)
+    _write_attributes(result)
     if expands:
         _expand(result, limits.lacks, "")
     _name_nodes(result)
@@ -152,6 +153,14 @@ def _expand(model: ModelProto, operators: Collection[str], domain: str) -> None:
             if made is None:
                 nodes.append(node)
         assign(graph.node, nodes)
+
+
+def _drop_unread(graph: GraphProto) -> None:
+    """Take away constants that nobody reads since others have taken their place."""
+    read = {value.name for value in graph.output}.union(*map(reads, graph.node))
+    assign(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in read])
+    assign(graph.node, [n for n in graph.node if n.op_type != "Constant" or n.output[0] in read])
+    assign(graph.value_info, [value for value in graph.value_info if value.name in read])
 
 
 def _left(model: ModelProto, limits: Limits) -> Iterator[tuple[str, str]]:

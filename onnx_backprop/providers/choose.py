@@ -173,11 +173,12 @@ def _target(provider: Provider, index: int, options: Mapping[str, Any], others: 
             options.setdefault("device_id", index)
         return Target(provider, None, options, index, others)
     if found:
-        reason = f"there are {len(found)} of them"
+        reason = f"there is no more than {len(found)} of them"
     elif provider.package and find_spec(provider.package):
         reason = f"{provider.package} is installed and finds no device that it can use"
     else:
-        reason = f"{provider.ep} is not in this onnxruntime. It comes with `{provider.install}`"
+        how = f", {provider.how}" if provider.how else ""
+        reason = f"{provider.ep} is not in this onnxruntime. It comes with `{provider.install}`{how}"
     raise KernelError(f"device: {_numbered(provider, index)!r} is not there: {reason}. {_there()}")
 
 

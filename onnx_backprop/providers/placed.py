@@ -61,7 +61,7 @@ def session(
             kwargs["providers"] = target.append_to(session_options)
         return ort_ops.session(model, kernels=kernels, session_options=session_options, **kwargs)
     check_kernels(kernels)
-    placed = Placed(load(model), target, session_options or options_for(target), **kwargs)
+    placed = Placed(load(model, mapped=True), target, session_options or options_for(target), **kwargs)
     result = placed.session({})
     placed.say()
     return result

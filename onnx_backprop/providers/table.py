@@ -14,7 +14,7 @@ from onnx_backprop.converters.devices.limits import NO_LIMITS, Limits
 class Provider:
     """A provider of onnxruntime.
 
-    name: what `device=` takes. ep: what onnxruntime calls it. install: the line that brings it.
+    name: what `device=` takes. ep: what onnxruntime calls it. install: the line that brings it, and `how`.
     package: the module of its plugin library, and the function there that gives its path; "" where it is built in.
     memory: what onnxruntime calls its memory where it is built in; "" where tensors lie in the CPU's. A plugin says it.
     limits: what its graph must avoid. Which operators and types it has kernels for onnxruntime itself knows.
@@ -29,6 +29,7 @@ class Provider:
     memory: str = ""
     limits: Limits = NO_LIMITS
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    how: str = ""
     about: str = ""
 
 
@@ -57,14 +58,16 @@ PROVIDERS: dict[str, Provider] = {
         Provider(
             "cuda",
             "CUDAExecutionProvider",
-            "pip install onnxruntime-gpu (in the place of onnxruntime)",
+            "pip install onnxruntime-gpu",
+            how="in the place of onnxruntime",
             memory="cuda",
             about="GPUs of NVIDIA on Linux and Windows",
         ),
         Provider(
             "coreml",
             "CoreMLExecutionProvider",
-            "pip install onnxruntime on macOS, whose wheels have it",
+            "pip install onnxruntime",
+            how="on macOS, whose wheels have it",
             limits=COMPILED,
             options=MappingProxyType({"ModelFormat": "MLProgram"}),
             about="GPU and neural engine of Apple, on macOS",
@@ -81,7 +84,8 @@ PROVIDERS: dict[str, Provider] = {
         Provider(
             "directml",
             "DmlExecutionProvider",
-            "pip install onnxruntime-directml (in the place of onnxruntime)",
+            "pip install onnxruntime-directml",
+            how="in the place of onnxruntime, on Windows",
             memory="dml",
             limits=COMPILED,
             about="GPUs of any vendor on Windows",
