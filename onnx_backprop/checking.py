@@ -68,7 +68,6 @@ def check_gradients(
     Raises: InvalidArgumentError (unknown names, an input that needs a value in `feeds`), InvalidModelError (also for a
     model that draws random numbers), KernelError without onnxruntime, and what `backward` raises.
     """
-
     target = chosen(device, providers)
 
     def opened(proto: ModelProto) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:

@@ -143,7 +143,7 @@ def session(
     providers: Sequence[Named] | None = None,
     **kwargs: Any,
 ) -> onnxruntime.InferenceSession:
-    """`onnx_backprop.session` on the CPU, and on providers as they are given or as they stand in the session options."""
+    """`onnx_backprop.session` on the CPU, or on providers that are given or stand in the session options."""
     path = None if isinstance(model, ModelProto) or is_ir_model(model) else existing(model)
     if kernels is not None or is_ir_model(model):
         model = load(model, mapped=True)

@@ -1,1 +1,1 @@
-"""Graphs for providers whose kernels have limits: what they cannot do is written in what they can, or left to the host."""
+"""Graphs for providers of limited kernels: what they cannot do is written in what they can, or left to the CPU."""

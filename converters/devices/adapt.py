@@ -51,8 +51,8 @@ def adapted(
 
     Inputs and outputs keep names and types, but defaults in float64 that nobody feeds are constants. Every node has a
     name of its own.
-    lengths: of inputs, those of other inputs with the same symbols follow. host: further nodes for the CPU, by the names
-    in what an earlier call gave, with reasons.
+    lengths: of inputs, those of other inputs with the same symbols follow. host: further nodes for the CPU, by the
+    names in what an earlier call gave, with reasons.
 
     What is done otherwise:
     - arithmetic in float64, where there is none, is done in float32, see `to_float32`;

@@ -33,7 +33,7 @@ class Known:
 Form = Callable[[Emitter, NodeProto, Known], "dict[str, str] | None"]
 
 
-def log_softmax(op: Emitter, node: NodeProto, known: Known) -> dict[str, str]:
+def log_softmax(op: Emitter, node: NodeProto, _: Known) -> dict[str, str]:
     """d - log Σ exp(d), d = x - max(x), along an axis."""
     (x,) = node.input
     axes = op.constant([attributes_of(node).get("axis", -1)], np.int64)
@@ -52,7 +52,7 @@ def sign(op: Emitter, node: NodeProto, known: Known) -> dict[str, str] | None:
 
 
 def one_hot(op: Emitter, node: NodeProto, known: Known) -> dict[str, str] | None:
-    """Where an index is that of its place the second of `values`, else the first; indices below 0 count from the end."""
+    """`values[1]` where an index is that of its place, else `values[0]`; indices below 0 count from the end."""
     index, depth, values = node.input
     count, pair = known.constants.get(depth), known.constants.get(values)
     if count is None or pair is None or known.rank(index) is None or known.types.get(index) not in _WHOLE:
@@ -76,7 +76,12 @@ def softmax_cross_entropy_loss(op: Emitter, node: NodeProto, known: Known) -> di
     x, labels, *weights = node.input
     rank = known.rank(x)
     classes = known.lengths.get(x, (None, None))[1]
-    if rank is None or not isinstance(classes, int) or known.types.get(x) != TensorProto.FLOAT or labels not in known.types:
+    if (
+        rank is None
+        or not isinstance(classes, int)
+        or known.types.get(x) != TensorProto.FLOAT
+        or labels not in known.types
+    ):
         return None
     first = op.constant([1], np.int64)
     places = np.arange(classes, dtype=np.int32).reshape([1, -1, *[1] * (rank - 2)])
@@ -108,9 +113,9 @@ def softmax_cross_entropy_loss(op: Emitter, node: NodeProto, known: Known) -> di
 
 
 def batch_normalization(op: Emitter, node: NodeProto, known: Known) -> dict[str, str] | None:
-    """In training mode: (x - μ) · s / √(σ² + ε) + b by the batch's mean and variance, and m · running + (1 - m) · batch's.
+    """In training mode: y = (x - μ) · s / √(σ² + ε) + b, running ← m · running + (1 - m) · μ, and of σ² likewise.
 
-    None in inference mode, which has kernels. Sums are float32.
+    μ, σ²: of the batch, by sums in float32. None in inference mode, which has kernels.
     """
     attributes: dict[str, Any] = attributes_of(node)
     x, scale, bias, mean, variance = node.input

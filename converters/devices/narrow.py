@@ -1,7 +1,7 @@
-"""float64 arithmetic on data in float32, for kernels that have no other; what shapes and constants decide keeps its digits."""
+"""float64 arithmetic on data in float32, for kernels that have no other; what constants decide keeps its digits."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -28,7 +28,9 @@ def to_float32(model: ModelProto) -> bool:
     for graph in all_graphs(model):
         values = (*graph.input, *graph.output, *graph.value_info)
         doubles |= {value.name for value in values if _is_double(value.type.tensor_type.elem_type)}
-        doubles |= {n.output[0] for n in graph.node if (t := constant_tensor(n)) is not None and _is_double(t.data_type)}
+        doubles |= {
+            n.output[0] for n in graph.node if (t := constant_tensor(n)) is not None and _is_double(t.data_type)
+        }
     narrowing = _Narrowing(model, doubles)
     narrowing.graph(model.graph, {value.name for value in model.graph.input})
     for graph in all_graphs(model):
@@ -46,7 +48,7 @@ class _Narrowing:
     def graph(self, graph: GraphProto, data: Iterable[str]) -> None:
         """Narrow a graph in which some values are data."""
         outermost = graph is self._outer
-        self._constants |= {name: value for name, value in _numbers(graph)}
+        self._constants |= dict(_numbers(graph))
         data, rounded = set(data), dict[str, str]()
         nodes: list[NodeProto] = []
         casts = Emitter("float32", self._taken)
@@ -90,11 +92,17 @@ class _Narrowing:
             results = {name: f"{name}/float32" for name in kept if name in data}
             for node in nodes:
                 rename(node, results)
-            nodes += [helper.make_node("Cast", [new], [name], f"{name}/float64", to=TensorProto.DOUBLE) for name, new in results.items()]
+            nodes += [
+                helper.make_node("Cast", [new], [name], f"{name}/float64", to=TensorProto.DOUBLE)
+                for name, new in results.items()
+            ]
         else:
             for value in (*graph.input, *graph.output):
-                if value.name in self._doubles and value.name in data:
+                if value.name in self._doubles:
                     value.type.tensor_type.elem_type = TensorProto.FLOAT
+            for value in graph.output:
+                if value.name in self._doubles and value.name not in data:
+                    value.name = narrow(value.name)
         read = {value.name for value in graph.output}.union(*map(reads, nodes))
         assign(graph.node, [node for node in nodes if node.output[0] not in self._powers or node.output[0] in read])
 

@@ -13,10 +13,11 @@ from onnx_backprop.opset.operators.max_pool_backward import OP as MAX_POOL_BACKW
 
 
 def max_pool_backward(op: Emitter, node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> str | None:
-    """dx of MaxPoolBackward, None where lengths are not known or it has channels last: tap k of a window wins if it is the first, or greater than the best, and no later one.
+    """dx of MaxPoolBackward: tap k of a window wins if it is the first, or greater than the best, and no later one.
 
     best ← where(taken_k, x_k, best), taken_k = x_k > best;  won_k = taken_k · Π_{j>k} (1 - taken_j);
     dx = Σ_k won_k · dy, put where tap k lies. Taps that lie in the padding are never taken.
+    None where lengths are not known or channels are last.
     """
     attrs = Attributes(MAX_POOL_BACKWARD, attributes_of(node))
     source, gradient = node.input

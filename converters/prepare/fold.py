@@ -39,15 +39,22 @@ def _once(proto: ModelProto, shapes: Mapping[str, tuple[Dim, ...]]) -> ModelProt
     known = {t.name for t in graph.initializer} | {n.output[0] for n in graph.node if n.op_type == "Constant"}
     types = {v.name: v.type.tensor_type for v in graph.value_info}
     known -= {v.name for v in graph.input}
+    ends = {v.name for v in graph.output}
     nodes: list[NodeProto] = []
     made: dict[str, np.ndarray] = {}
     for node in graph.node:
+        if not ends.isdisjoint(node.output):
+            continue
         if node in SHAPE and (lengths := _lengths(node, shapes)) is not None:
             made[node.output[0]] = lengths
             known.update(node.output)
             continue
         constant = node.op_type == "Constant" or (node.input and known.issuperset(filter(None, node.input)))
-        if node.domain or not constant or not all(_folds(types.get(name), bool(shapes)) for name in node.output if name):
+        if (
+            node.domain
+            or not constant
+            or not all(_folds(types.get(name), bool(shapes)) for name in node.output if name)
+        ):
             continue
         if not subgraphs(node):
             nodes.append(node)

@@ -21,7 +21,7 @@ from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.ort_ops import Named, SessionOptions
 from onnx_backprop.providers.choose import Target, chosen
-from onnx_backprop.providers.placement import RECORDED, Placement, placement
+from onnx_backprop.providers.placement import RECORDED, placement
 
 logger = logging.getLogger("onnx_backprop")
 Lengths = Mapping[str, Sequence[int]]

@@ -1,11 +1,10 @@
-"""One record for each provider of onnxruntime that `device=` knows: where it comes from and what its graphs must avoid."""
+"""The providers of onnxruntime that `device=` knows: where each comes from and what its graphs must avoid."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from onnx_backprop.converters.devices.limits import NO_LIMITS, Limits
 

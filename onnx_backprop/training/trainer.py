@@ -76,7 +76,8 @@ class Trainer:
     A graph of precision="fp16" leaves out the update where a gradient is not finite, and halves the scale of its loss.
 
     learning_rate: what the next step uses. steps: how many have run. epoch, batch: where `fit` is. kept: the checkpoint
-    that was saved or loaded last, and its step. losses: of the steps so far, thinned, for a curve.
+    that was saved or loaded last, and its step. losses: of the steps so far, thinned, for a curve. read: the losses
+    that were read last, by the number of the step.
     """
 
     fit = fit
@@ -221,6 +222,7 @@ class Trainer:
         give_back()
         self.kept: tuple[str | Path, int] | None = None
         self.losses = Losses()
+        self.read: dict[int, float] = {}
 
     def _take(self, model: ModelProto) -> None:
         """Make inputs of large weights that nothing trains, which lie in memory once."""
@@ -289,8 +291,7 @@ class Trainer:
             raise diverged(f"no scale of the loss keeps the gradients finite in step {self.steps}", self.kept)
         if self._ranks is not None:
             self._ranks.verify()
-        for step, loss in losses:
-            self.losses.add(step, loss)
+        self._keep(losses)
         return self.losses.last
 
     def _run(self, fed: Mapping[str, OrtValue], session: onnxruntime.InferenceSession | None = None) -> None:
@@ -322,9 +323,13 @@ class Trainer:
     def read_losses(self) -> list[float]:
         """The losses of the steps since the last one that was read, see `read_every`; errors as `step`."""
         losses = self._read(self.steps)
+        self._keep(losses)
+        return [loss for _, loss in losses]
+
+    def _keep(self, losses: Sequence[tuple[int, float]]) -> None:
         for step, loss in losses:
             self.losses.add(step, loss)
-        return [loss for _, loss in losses]
+        self.read = dict(losses) or self.read
 
     @property
     def steps(self) -> int:
@@ -567,7 +572,7 @@ class Trainer:
         self._buffers.restart(progress.steps)
         self.epoch, self.batch = progress.epoch, progress.batch
         self.schedule = progress.schedule
-        self.losses = Losses()  # those before are not known
+        self.losses, self.read = Losses(), {}  # those before are not known
         self._accepted = not_finite(tensors)
         self.kept = path, self.steps
         return self

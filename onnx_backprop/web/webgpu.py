@@ -21,7 +21,7 @@ def webgpu_bundle(graph: TrainingGraph, forward: ModelProto) -> dict[str, bytes]
 def webgpu_step(graph: TrainingGraph) -> ModelProto:
     """The step of a training graph that is not inlined and whose lengths are all known, for WebGPU, see `adapted`.
 
-    Errors: UnsupportedError for what a page has no form for: float64 parameters, branches, nodes for the processor, as a
+    Errors: UnsupportedError for what a page has no form for: float64 parameters, branches, nodes for the CPU, as a
     MaxPool whose gradient goes by Indices or whose lengths are not known.
     """
     for value in graph.model.graph.input:

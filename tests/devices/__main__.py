@@ -47,7 +47,10 @@ def main() -> int:
             results.setdefault(case.name, {})[device] = found
             faults = _faults(case, device, found)
             wrong += bool(faults)
-            print(f"{device}  {case.name}: {_outcome(found)}{''.join(f'; WRONG: {fault}' for fault in faults)}", flush=True)
+            print(
+                f"{device}  {case.name}: {_outcome(found)}{''.join(f'; WRONG: {fault}' for fault in faults)}",
+                flush=True,
+            )
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(json.dumps(results, indent=1))
     if all(device in results.get(case.name, {}) for case in CASES for device in DEVICES):
@@ -59,7 +62,9 @@ def _in_a_process(case: Case, device: str, steps: int, variables: dict[str, str]
     command = [sys.executable, "-m", "tests.devices.beside", device, case.name, str(steps)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=variables)
     if done.returncode:
-        return {"error": next(filter(None, reversed(done.stderr.strip().splitlines())), f"it ended with {done.returncode}")}
+        return {
+            "error": next(filter(None, reversed(done.stderr.strip().splitlines())), f"it ended with {done.returncode}")
+        }
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -81,9 +81,7 @@ class _Mobile(Network):
         share = self._layer("HardSigmoid", [self.conv(small, x.channels, kernel=1).name], x.channels, alpha=1 / 6)
         return self._layer("Mul", [x.name, share.name], x.channels)
 
-    def block(
-        self, x: Value, kernel: int, wide: int, out: int, *, squeezed: bool, hard: bool, stride: int
-    ) -> Value:
+    def block(self, x: Value, kernel: int, wide: int, out: int, *, squeezed: bool, hard: bool, stride: int) -> Value:
         """An inverted residual."""
         bend = self.hard_swish if hard else self.relu
         y = bend(self.batch_norm(self.conv(x, wide, kernel=1, bias=False))) if wide != x.channels else x
@@ -156,9 +154,7 @@ CASES = (
     ),
     Case("U-Net, ConvTranspose", _segmentation(unet_conv_transpose.build), _masks, True, "16×16"),
     Case("U-Net, Resize", _segmentation(unet_resize.build), _masks, True, "16×16"),
-    Case(
-        "ResNet-18", _classifier(lambda: resnet.build(features=64)), _pictures(2, 3, 16), True, "64 features, 16×16"
-    ),
+    Case("ResNet-18", _classifier(lambda: resnet.build(features=64)), _pictures(2, 3, 16), True, "64 features, 16×16"),
     Case("MobileNetV3-Small", _classifier(mobilenet_v3), _pictures(4, 3, 64), True, "64×64"),
     Case(
         "ViT-S",

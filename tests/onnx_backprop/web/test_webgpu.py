@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 import onnx_backprop as ob
 from onnx_backprop.opset.graphs.walk import all_nodes
 from onnx_backprop.web.webgpu import webgpu_step
-from tests.support.lengths import fixed
 from tests.onnx_backprop.web.javascript import CASES, Arrays
+from tests.support.lengths import fixed
 
 
 def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
