@@ -24,6 +24,7 @@ from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.ort_ops import Named, run_bound
+from onnx_backprop.providers.choose import chosen
 from onnx_backprop.providers.memory import HOST
 from onnx_backprop.providers.placed import session
 
@@ -69,6 +70,7 @@ def value_and_grad(
 
     Raises: what `hvp` does, InvalidArgumentError where a shape or an input is missing, KernelError without onnxruntime.
     """
+    chosen(device, providers)  # before any long work
     return ValueAndGrad(
         model,
         wrt,

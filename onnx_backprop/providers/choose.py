@@ -71,7 +71,11 @@ class Target:
     def append_to(self, options: SessionOptions) -> list[Named] | None:
         """Let sessions on some options run here; the providers to give them beside."""
         if self.plugin is None:
-            return [(self.provider.ep, dict(self.options)), *self.others, CPU.ep]
+            return [
+                *([(self.provider.ep, dict(self.options))] if self.provider.ep != CPU.ep else ()),
+                *self.others,
+                CPU.ep,
+            ]
         if not options.has_providers():
             options.add_provider_for_devices([self.plugin], {k: str(v) for k, v in self.options.items()})
         return None
