@@ -13,6 +13,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnx_backprop as ob
+from onnx_backprop import functions
 from onnx_backprop.providers import choose, placed
 from onnx_backprop.providers.placement import Elsewhere, Placement
 from onnx_backprop.providers.table import PROVIDERS
@@ -35,7 +36,7 @@ def batches(*sizes: int) -> list[dict[str, np.ndarray]]:
 def limited(monkeypatch: pytest.MonkeyPatch) -> choose.Target:
     """The CPU as a provider with the limits of WebGPU."""
     target = choose.Target(replace(PROVIDERS["webgpu"], ep="CPUExecutionProvider", package=""))
-    for module in (trainers, placed):
+    for module in (trainers, placed, functions):
         monkeypatch.setattr(module, "chosen", lambda device, _: target if device == "webgpu" else None)
     return target
 
