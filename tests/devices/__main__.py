@@ -2,8 +2,8 @@
 
     python -m tests.devices [--devices webgpu openvino] [--only ResNet-18] [--steps 20] [--hardware]
 
-Exit code 1 where a loss is more than 1e-4 from the CPU's, state was copied back in a step, or less than 97 % of a
-convolutional network runs on WebGPU.
+Exit code 1 where a loss is more than 1e-4 from the CPU's, state was copied back in a step, or WebGPU does not run a network,
+or less than 97 % of a convolutional one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _in_a_process(case: Case, device: str, steps: int, variables: dict[str, str]
 
 def _faults(case: Case, device: str, found: dict[str, Any]) -> list[str]:
     if "error" in found:
-        return ["it does not run"]
+        return ["it does not run"] if device == "webgpu" else []
     faults = []
     if not found["unlike"] <= MOST_UNLIKE:
         faults.append("other losses")

@@ -17,6 +17,7 @@ NOT_RUN = {
     "CONTRIBUTING.md": ["the rule exists, and a second one for an operator is refused"],
     "docs/adapters.md": ["needs TensorBoard"],
     "docs/deploy.md": ["needs onnxruntime's headers", "needs .NET"],
+    "docs/devices.md": ["needs the device"],
     "docs/distributed.md": ["needs Slurm; not tried by us", "needs Kubernetes; not tried by us"],
     "docs/language_models.md": [PAGE_OF_TEXT, OF_GENAI, *[PAGE_OF_TEXT] * 4],
     "docs/migrating.md": ["needs onnxruntime-training"],
