@@ -1,7 +1,7 @@
 """Training steps on a device beside the CPU: python -m benchmarks.devices webgpu
 
-The networks of tests/devices, medians of the steps behind the first ones, in which kernels are compiled. Losses are read
-every ten steps, so that the device does not wait; the CPU runs our native kernels. Where the device is a software
+The networks of tests/devices, medians of the steps behind the first ones, in which kernels are compiled. Losses are
+read every ten steps, so that the device does not wait; the CPU runs our native kernels. Where the device is a software
 adapter the numbers say nothing of a GPU.
 """
 
