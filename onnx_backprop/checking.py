@@ -13,7 +13,9 @@ from onnx import ModelProto
 from onnx_backprop.converters.check.check import check
 from onnx_backprop.converters.check.report import GradientReport
 from onnx_backprop.converters.prepare.selection import Patterns
-from onnx_backprop.ort_ops.sessions import session
+from onnx_backprop.ort_ops import Named
+from onnx_backprop.providers.choose import chosen
+from onnx_backprop.providers.placed import session
 
 
 def check_gradients(
@@ -25,6 +27,8 @@ def check_gradients(
     feeds: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,
     kernels: str | None = None,
+    device: str | None = None,
+    providers: Sequence[Named] | None = None,
     tolerance: float | None = None,
     nodes: bool = False,
     progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
@@ -50,6 +54,7 @@ def check_gradients(
             axis is 2 long where it comes first and else as short as the model runs with.
         seed: of the inputs, dy and directions.
         kernels: what the gradient runs on, see `use_kernels`. Default: what `backward` attaches.
+        device, providers: what the model and its gradient run on in onnxruntime, as `session` takes them.
         tolerance: of the error, relative to the size of the derivative along v. Default: 5e-4, or 1e-2 where only a
             forward in float32 is to be had; 3e-2 in float16 and 1e-1 in bfloat16 models.
         nodes: check every node even when the whole model is right.
@@ -63,9 +68,10 @@ def check_gradients(
     Raises: InvalidArgumentError (unknown names, an input that needs a value in `feeds`), InvalidModelError (also for a
     model that draws random numbers), KernelError without onnxruntime, and what `backward` raises.
     """
+    target = chosen(device, providers)
 
     def opened(proto: ModelProto) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
-        running: Any = session(proto, kernels=None)
+        running: Any = session(proto, kernels=None if target is None else "onnx", device=device, providers=providers)
         names = [value.name for value in running.get_outputs()]
         accepted = {value.name for value in running.get_inputs()}
         accepted |= {value.name for value in running.get_overridable_initializers()}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -22,7 +23,10 @@ from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.opset.graphs.names import unique, used_names
-from onnx_backprop.ort_ops.sessions import run_bound, session
+from onnx_backprop.ort_ops import Named, run_bound
+from onnx_backprop.providers.choose import chosen
+from onnx_backprop.providers.memory import HOST
+from onnx_backprop.providers.placed import session
 
 Feeds = Mapping[str, np.ndarray]
 _REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean"}
@@ -42,6 +46,8 @@ def value_and_grad(
     reduction: str | None = None,
     hvp: bool = False,
     kernels: str = "native",
+    device: str | None = None,
+    providers: Sequence[Named] | None = None,
     strict: bool = False,
     straight_through: bool = False,
 ) -> ValueAndGrad:
@@ -60,9 +66,11 @@ def value_and_grad(
         reduction: "sum" or "mean" of all elements where y has several. None: it must have one.
         hvp: the Hessian too, for `f.hvp`.
         kernels: see `use_kernels`.
+        device, providers: what it runs on, as `session` takes them.
 
     Raises: what `hvp` does, InvalidArgumentError where a shape or an input is missing, KernelError without onnxruntime.
     """
+    chosen(device, providers)  # before any long work
     return ValueAndGrad(
         model,
         wrt,
@@ -70,7 +78,7 @@ def value_and_grad(
         feeds=feeds or {},
         reduction=reduction,
         hvp=hvp,
-        kernels=kernels,
+        opened=partial(session, kernels=kernels, device=device, providers=providers),
         options={"strict": strict, "straight_through": straight_through},
     )
 
@@ -102,7 +110,7 @@ class ValueAndGrad:
         feeds: Feeds,
         reduction: str | None,
         hvp: bool,
-        kernels: str,
+        opened: Callable[[ModelProto], onnxruntime.InferenceSession],
         options: Options,
     ) -> None:
         source = _of_lengths(load(model), wrt, feeds)
@@ -122,13 +130,13 @@ class ValueAndGrad:
             if variable.name in values:
                 self.start[variable.part] = values[variable.name].ravel()
         y = y or _only_float(source)
-        self._gradient = _Function(session(gradients, kernels=kernels), [y, *made.results.values()])
+        self._gradient = _Function(opened(gradients), [y, *made.results.values()])
         self._hessian = None
         if hvp:
             products = hvp_model(source, list(made.results), [y], **options)
             self._directions = derivatives(products)[-1]
             names = list(self._directions.results.values())
-            self._hessian = _Function(session(products, kernels=kernels), names)
+            self._hessian = _Function(opened(products), names)
 
     def __call__(self, x: np.ndarray, feeds: Feeds | None = None) -> tuple[float, np.ndarray]:
         """(y, ∂y/∂x)."""
@@ -176,6 +184,8 @@ class _Function:
         self._inputs = {value.name for value in session.get_inputs()}
         self._optional = {value.name for value in session.get_overridable_initializers()}
         self._types = [_type_of(name, types[name]) for name in self._outputs]
+        # a binding copies at once what is read in another memory than the CPU's
+        self._keeps = all(info.name == HOST for info in session.get_input_memory_infos())
         self._floats = {name: _TYPES[text] for name, text in types.items() if text in _TYPES}
         self._of_thread = threading.local()
 
@@ -203,7 +213,7 @@ class _Function:
     def _bound(self, feeds: Feeds, shapes: Sequence[tuple[int, ...]]) -> _Bound:
         key = tuple((name, value.shape, value.dtype.str) for name, value in feeds.items())
         known: dict[object, _Bound] = vars(self._of_thread).setdefault("bound", {})
-        if key not in known:
+        if key not in known or not self._keeps:
             known.clear()  # one shape at a time, as in an optimisation
             binding = self._session.io_binding()
             arrays = {name: np.array(value, order="C") for name, value in feeds.items()}

@@ -4,13 +4,15 @@ May import opset, and what a session needs: onnxruntime, llvmlite, Numba where s
 """
 
 from onnx_backprop.opset.functions.use_kernels import use_kernels
-from onnx_backprop.ort_ops.native_graph import lower
+from onnx_backprop.ort_ops.native_graph import NativeGraph, lower
 from onnx_backprop.ort_ops.sessions import (
+    Named,
     SessionOptions,
     be_lean,
     default_options,
     kernels_on,
     native_kernels_work,
+    open_session,
     register_ops,
     require_operators,
     run_bound,
@@ -19,12 +21,15 @@ from onnx_backprop.ort_ops.sessions import (
 from onnx_backprop.ort_ops.weights import take_weights
 
 __all__ = [
+    "Named",
+    "NativeGraph",
     "SessionOptions",
     "be_lean",
     "default_options",
     "kernels_on",
     "lower",
     "native_kernels_work",
+    "open_session",
     "register_ops",
     "require_operators",
     "run_bound",

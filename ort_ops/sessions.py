@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, wraps
 from pathlib import Path
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 else:
     from onnxruntime import SessionOptions
 
+Named = str | tuple[str, Mapping[str, Any]]  # a provider as onnxruntime takes it
 logger = logging.getLogger("onnx_backprop")
 _FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
 # what onnxruntime says about a model; its errors have no base of their own
@@ -124,7 +125,8 @@ def _loads(options: SessionOptions, operator: str, kind: str) -> bool:
     try:
         for name, value in _QUIET.items():
             setattr(options, name, value)
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        providers = None if options.has_providers() else ["CPUExecutionProvider"]
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
     except _REFUSALS:
         return False
     finally:
@@ -138,19 +140,10 @@ def session(
     *,
     kernels: str | None = "native",
     session_options: SessionOptions | None = None,
-    providers: Sequence[str] | None = None,
+    providers: Sequence[Named] | None = None,
     **kwargs: Any,
 ) -> onnxruntime.InferenceSession:
-    """A stock `onnxruntime.InferenceSession` on a model, its domain nodes re-targeted to the given kernels.
-
-    kernels: see `use_kernels`; None leaves the model as it is. Where the native kernels cannot work, a
-    warning says why and "onnx" takes their place. session_options: yours; the kernels are registered
-    with them. A model in float16 or bfloat16 goes without the optimisers of onnxruntime that end the process on some of
-    them, `opset.functions.half`. providers: default ["CPUExecutionProvider"]. Other keywords go to InferenceSession.
-    Errors: InvalidArgumentError for a missing file, InvalidModelError for a model that onnxruntime does not load, with
-    its sentence; KernelError for "numpy" and "numba" without onnxruntime-extensions or llvmlite, and for "numba"
-    without Numba; what `use_kernels` raises.
-    """
+    """`onnx_backprop.session` on the CPU, or on providers that are given or stand in the session options."""
     path = None if isinstance(model, ModelProto) or is_ir_model(model) else existing(model)
     if kernels is not None or is_ir_model(model):
         model = load(model, mapped=True)
@@ -169,18 +162,39 @@ def session(
         source = serialized(model)
     else:
         kernels_on(options, None)
-    if isinstance(model, ModelProto) and holds_half(model):
-        kwargs["disabled_optimizers"] = [*(kwargs.get("disabled_optimizers") or ()), *without(onnxruntime.__version__)]
-    try:
-        made = _Session(source, options, providers=list(providers or ["CPUExecutionProvider"]), **kwargs)
-    except _REFUSALS as e:
-        raise InvalidModelError(f"onnxruntime does not load the model: {e}") from e
+    made = _open(source, model, options, providers, kwargs)
     made.weights = weights
     if native_kernels_work():
         from onnx_backprop.ort_ops.runtime import ahead
 
         made.twice = ahead.run if ahead.repeatable(model) else None
     return made
+
+
+def open_session(
+    model: ModelProto, options: SessionOptions, providers: Sequence[Named] | None, **kwargs: Any
+) -> onnxruntime.InferenceSession:
+    """A session on a model as it is, without operators of our own; errors as `session`."""
+    return _open(serialized(whole(model)), model, options, providers, kwargs)
+
+
+def _open(
+    source: str | bytes,
+    model: object,
+    options: SessionOptions,
+    providers: Sequence[Named] | None,
+    arguments: dict[str, Any],
+) -> _Session:
+    """providers: those of the options, or the CPU, where there are none."""
+    if isinstance(model, ModelProto) and holds_half(model):
+        optimizers = arguments.get("disabled_optimizers") or ()
+        arguments["disabled_optimizers"] = [*optimizers, *without(onnxruntime.__version__)]
+    if providers or not options.has_providers():
+        arguments["providers"] = list(providers or ["CPUExecutionProvider"])
+    try:
+        return _Session(source, options, **arguments)
+    except _REFUSALS as e:
+        raise InvalidModelError(f"onnxruntime does not load the model: {e}") from e
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -38,12 +38,14 @@ def ort_value(tensor: TensorProto) -> OrtValue:
     return result
 
 
-def take_weights(model: ModelProto, shared: Mapping[str, OrtValue] = MappingProxyType({})) -> dict[str, OrtValue]:
+def take_weights(
+    model: ModelProto, shared: Mapping[str, OrtValue] = MappingProxyType({}), *, fuse: bool = True
+) -> dict[str, OrtValue]:
     """Make inputs of large weights that products and lookups alone read; the values to feed for them.
 
     Of a constant onnxruntime makes copies: packed for a product, transposed for its gradient. Of an input it makes
     none, and packs it block by block in each run. Nothing is taken where all of them have few bytes.
-    shared: values that another model of the same weights has by these names.
+    shared: values that another model of the same weights has by these names. fuse: by operators that the CPU alone has.
     """
     graph = model.graph
     readers = consumers(graph.node)
@@ -59,7 +61,8 @@ def take_weights(model: ModelProto, shared: Mapping[str, OrtValue] = MappingProx
     values = {name: shared.get(name) or ort_value(tensor) for name, tensor in taken.items()}
     graph.input.extend(helper.make_tensor_value_info(n, t.data_type, t.dims) for n, t in taken.items())
     assign(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in taken])
-    _fuse_transposes(model, {name for name, tensor in taken.items() if tensor.data_type == TensorProto.FLOAT})
+    if fuse:
+        _fuse_transposes(model, {name for name, tensor in taken.items() if tensor.data_type == TensorProto.FLOAT})
     return values
 
 

@@ -7,17 +7,14 @@ entry of a constant shape the batch can be. Where several can hold it, each is t
 
 from collections.abc import Mapping
 
-import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
+from onnx import GraphProto, ModelProto
 
+from onnx_backprop.converters.prepare.fold import folded
 from onnx_backprop.converters.prepare.free_search import Search, with_lengths
 from onnx_backprop.converters.prepare.large_weights import set_aside
-from onnx_backprop.converters.prepare.load import infer, prepare
+from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import suggest
-from onnx_backprop.opset.graphs.edit import assign, copied
-from onnx_backprop.opset.graphs.walk import subgraphs
 
 Free = Mapping[str, Mapping[int, str]]
 
@@ -30,46 +27,11 @@ def free_lengths(proto: ModelProto, free: Free) -> ModelProto:
     """
     light, weights = set_aside(proto)
     by_symbol = _checked(proto.graph, free)
-    light = _folded(light)
+    light = folded(light)
     for symbol, places in by_symbol.items():
         light = Search(light, symbol, places).solved()
     lengths = {(name, axis): symbol for symbol, places in by_symbol.items() for name, axis in places}
     return prepare(weights.put_back(with_lengths(light, lengths)))
-
-
-def _folded(proto: ModelProto) -> ModelProto:
-    """The model with integers that constants alone decide as constants: shapes that exporters write as nodes."""
-    graph = proto.graph
-    known = {t.name for t in graph.initializer} | {n.output[0] for n in graph.node if n.op_type == "Constant"}
-    types = {v.name: v.type.tensor_type.elem_type for v in graph.value_info}
-    known -= {v.name for v in graph.input}
-    whole = (TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)
-    nodes: list[NodeProto] = []
-    for node in graph.node:
-        constant = node.op_type == "Constant" or (node.input and known.issuperset(filter(None, node.input)))
-        if node.domain or not constant or any(types.get(name) not in whole for name in node.output):
-            continue
-        if not subgraphs(node):
-            nodes.append(node)
-            known.update(node.output)
-    names = [name for node in nodes if node.op_type != "Constant" for name in node.output]
-    if not names:
-        return proto
-    read = {name for node in nodes for name in node.input}
-    part = helper.make_graph(
-        nodes, "folded", [], [helper.make_tensor_value_info(name, types[name], None) for name in names]
-    )
-    part.initializer.extend(t for t in graph.initializer if t.name in read)
-    try:
-        values = ReferenceEvaluator(helper.make_model(part, opset_imports=proto.opset_import)).run(None, {})
-    except Exception:  # noqa: BLE001 - it lacks operators; the nodes stay as they are
-        return proto
-    result = copied(proto)
-    kept = [copied(n) for n in result.graph.node if not set(names).intersection(n.output)]
-    assign(result.graph.node, kept)
-    assign(result.graph.value_info, [copied(v) for v in result.graph.value_info if v.name not in names])
-    result.graph.initializer.extend(map(numpy_helper.from_array, map(np.asarray, values), names))
-    return infer(with_lengths(result, {}))
 
 
 def _checked(graph: GraphProto, free: Free) -> dict[str, list[tuple[str, int]]]:

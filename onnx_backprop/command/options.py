@@ -80,6 +80,7 @@ _SHARED = [
     argument("--weight-decay", type=float, metavar="NUMBER", help="(default: the optimizer's own)"),
     argument("--seed", default=0, least=0, help="of random inputs and directions (%(default)s)"),
     argument("--kernels", default=DEFAULT_KERNELS, help="how our operators run (%(default)s)"),
+    argument("--device", metavar="NAME", help="what it runs on: webgpu, cuda, coreml, … (default: the CPU)"),
     flag("--inline", help="no functions, lowest opset: a file for onnxruntime before 1.27 as well"),
     argument(
         "--limit",

@@ -21,6 +21,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, U
 from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.ort_ops import (
+    Named,
     SessionOptions,
     be_lean,
     default_options,
@@ -29,6 +30,8 @@ from onnx_backprop.ort_ops import (
     native_kernels_work,
     session,
 )
+from onnx_backprop.providers.choose import Target, chosen
+from onnx_backprop.providers.placed import Placed, check_kernels, options_for
 from onnx_backprop.training.inputs import Inputs, refusals
 
 try:
@@ -50,6 +53,8 @@ def module(
     kernels: str = "native",
     untie: bool = False,
     session_options: SessionOptions | None = None,
+    device: str | None = None,
+    providers: Sequence[Named] | None = None,
 ) -> Module:
     """A `torch.nn.Module` of a model: y = f(x), and of a loss of y the gradients by x and the weights.
 
@@ -70,10 +75,13 @@ def module(
         kernels: what the operators of our domain run on, see `use_kernels`.
         untie: give every place that reads a tensor of equal numbers one of its own, as of `training_graph`.
         session_options: yours, for all sessions; as of `Trainer`, memory patterns and reuse are turned off in them.
+        device, providers: what the sessions run on, as `session` takes them. Tensors stay PyTorch's, on the CPU, and
+            are copied for each run; `Trainer` keeps a training on the device.
 
     Errors: KernelError without PyTorch; what `training_graph` raises for a file.
     """
-    return Module(variables(model, untie=untie), kernels=kernels, session_options=session_options)
+    target = chosen(device, providers)
+    return Module(variables(model, untie=untie), kernels=kernels, session_options=session_options, target=target)
 
 
 class Module(torch.nn.Module):
@@ -97,8 +105,18 @@ class Module(torch.nn.Module):
     copy.deepcopy, makes sessions of its own.
     """
 
-    def __init__(self, found: Variables, *, kernels: str, session_options: SessionOptions | None = None) -> None:
+    def __init__(
+        self,
+        found: Variables,
+        *,
+        kernels: str,
+        session_options: SessionOptions | None = None,
+        target: Target | None = None,
+    ) -> None:
         super().__init__()
+        if target is not None:
+            check_kernels(kernels)
+        self._target = target
         self._model = found
         self._kernels = None if kernels == "native" and not native_kernels_work() else kernels
         self._options = session_options
@@ -205,7 +223,7 @@ class Module(torch.nn.Module):
         with self._lock:
             if key not in self._compiled:
                 made = passes(self._model, wrt, training=self.training, kept=kept)
-                self._compiled[key] = _Run(made, self._kernels, self._options)
+                self._compiled[key] = _Run(made, self._kernels, self._options, self._target)
             return self._compiled[key]
 
     def export(self, path: str | Path) -> None:
@@ -234,16 +252,26 @@ class Module(torch.nn.Module):
 class _Run:
     """The sessions of one kind of call."""
 
-    def __init__(self, made: Passes, kernels: str | None, options: SessionOptions | None) -> None:
+    def __init__(
+        self, made: Passes, kernels: str | None, options: SessionOptions | None, target: Target | None
+    ) -> None:
         self.masks, self.outputs, self.statistics = made.masks, made.outputs, tuple(made.statistics)
         self.seeds, self._gradients = made.seeds, made.gradients
         self.reads: tuple[str, ...] = ()
         # PyTorch's threads want the cores, as those of NumPy do
-        own = be_lean(options) if options else default_options(python_operators=True, lean=True)
-        made = replace(made, model=lower(made.model, kernels_on(own, kernels), made.ends).model)
+        if target is not None:
+            own = be_lean(options or options_for(target))
+        else:
+            own = be_lean(options) if options else default_options(python_operators=True, lean=True)
+            made = replace(made, model=lower(made.model, kernels_on(own, kernels), made.ends).model)
 
         def opened(part: ModelProto) -> onnxruntime.InferenceSession:
-            return session(part, kernels=None, session_options=own)
+            if target is None:
+                return session(part, kernels=None, session_options=own)
+            placed = Placed(part, target, own)
+            result = placed.session({})
+            placed.say()
+            return result
 
         if not made.gradients:
             self._forward = opened(made.model)

@@ -1,9 +1,13 @@
-"""`Buffers`: the state of a training in memory of onnxruntime, what a step reads of it and where it writes."""
+"""`Buffers`: the state of a training in memory of onnxruntime, what a step reads of it and where it writes.
+
+On a device the state lies in its memory, but for what its session reads in the CPU's: counters, which are integers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import onnxruntime
@@ -14,11 +18,13 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.mapped import look_at
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import run_bound
+from onnx_backprop.providers.memory import HOST, Memory
 
 if TYPE_CHECKING:
     from onnx_backprop.distributed.sharded import Division
 
 OrtValue = onnxruntime.OrtValue
+State = Mapping[str, OrtValue]
 
 
 class Buffers:
@@ -33,17 +39,23 @@ class Buffers:
     def __init__(
         self,
         graph: TrainingGraph,
-        session: onnxruntime.InferenceSession,
+        session: onnxruntime.InferenceSession | None,
         in_place: frozenset[str],
         guard: str,
         division: Division | None,
         frozen: Mapping[str, OrtValue],
+        memory: Memory | None = None,
+        unread: int = 1,
     ) -> None:
         """`set` gives them their first values. guard: the input that `in_place` depends on, see `NativeGraph`.
 
-        frozen: inputs that no step renews.
+        session: None where `use` names the one of each step. frozen: inputs that no step renews. memory: of a device.
+        unread: the most losses that wait to be read, if that is not 1 on the device.
         """
         self._frozen = frozen
+        self._memory = memory
+        self._places: dict[str, str] = {}  # in which memory the state lies, where that is not the CPU's
+        self._rebound: list[str] = []  # what lies in another memory than the session reads it from
         self.steps = 0
         self.in_place, self._guard_input = in_place, guard
         self._updates, self._session, self._division = graph.updates, session, division
@@ -52,10 +64,17 @@ class Buffers:
         self._guard_value = OrtValue.ortvalue_from_numpy(self._guard)
         results = [name for name in (graph.loss, graph.gradient_norms) if name is not None]
         self.more: dict[str, OrtValue] = {}  # outputs of any lengths that the last run has made
-        made = {value.name for value in session.get_outputs()}  # not those of another rank's half
-        self._more = [name for name in graph.input_gradients.values() if name in made]
+        self._more = list(graph.input_gradients.values())
+        if session is not None:  # one rank's half may not make them
+            self._more = [name for name in self._more if name in {value.name for value in session.get_outputs()}]
         declared = {value.name: value.type.tensor_type for value in graph.model.graph.output}
         self._results = {name: OrtValue.ortvalue_from_numpy(np.zeros(*_array(declared[name]))) for name in results}
+        self._loss = graph.loss
+        self._seen, self._ahead = 0, False  # of how many steps the losses were read; whether of the one that runs too
+        loss = self._results[self._loss]
+        self._losses = [loss] if unread == 1 else self._ring(loss, unread)
+        self._bindings: WeakKeyDictionary[onnxruntime.InferenceSession, tuple[onnxruntime.IOBinding, ...]]
+        self._bindings = WeakKeyDictionary()
 
     def set(self, state: dict[str, np.ndarray]) -> None:
         """Take the arrays, one after the other out of `state`."""
@@ -67,22 +86,63 @@ class Buffers:
             else others.get(name) or OrtValue.ortvalue_from_shape_and_type(value.shape(), self._types[name].elem_type)
             for name, value in first.items()
         }
-        self._sets = (first, self._bound(first, second)), (second, self._bound(second, first))
+        self._sets, self._turn = (first, second), 0
+        self._places.clear()
+        self._bindings.clear()
+        if self._session is not None:
+            self.use(self._session)
+
+    def use(self, session: onnxruntime.InferenceSession) -> None:
+        """Let a session run the steps to come; what it reads in another memory than it lies in is brought there first.
+
+        A binding copies at once what lies in another memory than the session reads, and never sees it renewed. So what
+        cannot be brought there is bound anew for every step.
+        """
+        self._session = session
+        if self._memory is not None:
+            names = [value.name for value in session.get_inputs()]
+            places = dict(zip(names, session.get_input_memory_infos(), strict=True))
+            moved = [n for n in self._sets[0] if n in places and places[n].name != self._places.get(n, HOST)]
+            self._rebound = [name for name in moved if not self._move(name, places[name])]
+            if moved != self._rebound:
+                self._bindings.clear()
+        if session not in self._bindings:
+            first, second = self._sets
+            self._bindings[session] = self._bound(session, first, second), self._bound(session, second, first)
+
+    def _move(self, name: str, place: Any) -> bool:
+        """Bring a tensor of the state into a memory; whether that is possible."""
+        assert self._memory is not None
+        moved = [self._memory.moved(values[name], place) for values in self._sets]
+        if None in moved:
+            return False
+        for values, value in zip(self._sets, moved, strict=True):
+            values[name] = value
+        self._places[name] = place.name
+        return True
+
+    def _ring(self, loss: OrtValue, length: int) -> list[OrtValue]:
+        """Places for losses, on the device where tensors can lie there."""
+        shape, kind = list(loss.shape()), loss.element_type()
+        if self._memory is not None and self._memory.info is not None:
+            return [self._memory.empty(shape, kind, self._memory.info) for _ in range(length)]
+        return [OrtValue.ortvalue_from_shape_and_type(shape, kind) for _ in range(length)]
 
     @property
     def state(self) -> dict[str, OrtValue]:
         """What the next step reads."""
         self.swap_if_renewed()
-        return self._sets[0][0]
+        return self._sets[self._turn]
 
     @property
     def binding(self) -> onnxruntime.IOBinding:
         """The binding of the next step, for what changes from step to step."""
         self.swap_if_renewed()
-        return self._sets[0][1]
+        assert self._session is not None, "use() comes first"
+        return self._bindings[self._session][self._turn]
 
-    def _bound(self, source: Mapping[str, OrtValue], target: Mapping[str, OrtValue]) -> onnxruntime.IOBinding:
-        binding = self._session.io_binding()
+    def _bound(self, session: onnxruntime.InferenceSession, source: State, target: State) -> onnxruntime.IOBinding:
+        binding = session.io_binding()
         for name, output in self._updates.items():
             read, written = source[name], target[name]
             if self._division is not None:
@@ -91,7 +151,7 @@ class Buffers:
             binding.bind_ortvalue_output(output, written)
         for name, value in self._frozen.items():
             binding.bind_ortvalue_input(name, value)
-        for name, value in self._results.items():
+        for name, value in {**self._results, self._loss: self._losses[0]}.items():
             binding.bind_ortvalue_output(name, value)
         if self.in_place:
             binding.bind_ortvalue_input(self._guard_input, self._guard_value)
@@ -99,16 +159,37 @@ class Buffers:
 
     def run(self) -> None:
         """Run the step that `binding` is for; the state then is what it was, but for that which is renewed in place."""
-        binding = self._sets[0][1]
+        binding = self.binding
+        self._ahead = False
+        if len(self._losses) > 1:
+            binding.bind_ortvalue_output(self._loss, self._losses[self.steps - self._seen])
+        for name in self._rebound:
+            binding.bind_ortvalue_input(name, self.state[name])
         for name in self._more:
             binding.bind_output(name)
+        assert self._session is not None
         run_bound(self._session, binding, self._guard)
         if self._more:
             self.more = dict(zip(self._more, binding.get_outputs()[-len(self._more) :], strict=True))
 
     def result(self, name: str) -> np.ndarray:
-        """The loss of the last run, or the norms of its gradients."""
+        """The norms of the gradients of the last run."""
         return self._results[name].numpy()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the loss of the run before `renew` is the last for which there is a place."""
+        return self.steps + 1 - self._seen >= len(self._losses)
+
+    def losses(self, last: int) -> list[float]:
+        """The losses of the steps up to `last` that were not read before."""
+        read = self._losses[: last - self._seen]
+        self._seen, self._ahead = self.steps, last > self.steps
+        return [float(self.on_host(value, count=False).numpy().reshape(())) for value in read]
+
+    def restart(self, steps: int) -> None:
+        """Count from here, and forget the losses that were not read."""
+        self.steps = self._seen = steps
 
     def renew(self) -> None:
         """Take what the last run has written for the state."""
@@ -121,8 +202,9 @@ class Buffers:
         if self._guard != 1:
             with Deferred():
                 if self._guard > 1:
-                    self._sets = self._sets[::-1]
+                    self._turn = 1 - self._turn
                     self.steps += 1
+                    self._seen = self.steps if self._ahead else self._seen
                 self._guard[...] = 1
 
     def declared(self) -> dict[str, tuple[list[int], np.dtype]]:
@@ -146,13 +228,17 @@ class Buffers:
         look_at(result.tensor_size_in_bytes())
         return result
 
+    def on_host(self, value: OrtValue, *, count: bool = True) -> OrtValue:
+        """A tensor in the CPU's memory, see `Memory.fetched`."""
+        return value if self._memory is None else self._memory.fetched(value, count=count)
+
     def arrays(self, values: Mapping[str, OrtValue], *, copy: bool = True) -> dict[str, np.ndarray]:
         """Copies of tensors of onnxruntime, by names of the state; copy=False: views, which the next step changes."""
         if any(self._types[name].elem_type == TensorProto.BFLOAT16 for name in values):
             raise InvalidArgumentError(
                 "bfloat16 parameters cannot be read back from onnxruntime. Use float32 or float16"
             )
-        arrays = {name: np.array(value.numpy(), copy=copy or None) for name, value in values.items()}
+        arrays = {name: np.array(self.on_host(value).numpy(), copy=copy or None) for name, value in values.items()}
         return arrays if self._division is None else {n: self._division.whole(n, a) for n, a in arrays.items()}
 
 

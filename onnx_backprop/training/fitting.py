@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
@@ -62,6 +64,9 @@ def fit(
         plot: a picture of the losses, drawn at the end; where that fails, a warning says why.
         progress: a progress bar. Default: where a person is watching, on a terminal or in a notebook.
 
+    Of a trainer whose losses are read every so many steps the records of these come together, behind the last of them;
+    with callbacks, each loss is read.
+
     Of several ranks all call this, each with the whole batches, of which `Batches` reads a rank's rows alone, or with
     `distributed.Shard`s; rank 0 writes the files.
 
@@ -107,7 +112,8 @@ def fit(
             stack.callback(file.close)
         bar = stack.enter_context(_Bar(progress, loader, epochs, trainer))
         measure = None if evaluation is None else partial(_measured, trainer, evaluation, ema, checkpoint)
-        for record in _steps(trainer, shard_of_rank(loader, trainer.communicator), epochs, measure):
+        own = shard_of_rank(loader, trainer.communicator)
+        for record in _steps(trainer, own, epochs, measure, 1 if callbacks else every):
             records.append(record)
             if file is not None:
                 file.write(record)
@@ -116,7 +122,8 @@ def fit(
             bar.show(record)
             stop = [callback(trainer, record) for callback in callbacks]
             # behind the callbacks: a killed process goes through a step once more rather than past one
-            if checkpoint is not None and (trainer.batch == 0 or (every and trainer.steps % every == 0)):
+            last = record.step == trainer.steps - 1  # of those that were read together
+            if checkpoint is not None and last and (trainer.batch == 0 or (every and trainer.steps % every == 0)):
                 bar.wait("saving")
                 trainer.save(checkpoint)
             if callbacks and anywhere(trainer.communicator, any(stop)):
@@ -133,9 +140,13 @@ def fit(
 
 
 def _steps(
-    trainer: Trainer, loader: Iterable[Any], epochs: int, measure: Callable[[], float] | None
+    trainer: Trainer, loader: Iterable[Any], epochs: int, measure: Callable[[], float] | None, every: int
 ) -> Iterator[Record]:
-    """Run step after step; the trainer's epoch and batch are those of the step to come."""
+    """Run step after step; the trainer's epoch and batch are those of the step to come.
+
+    every: the number of steps behind which losses are read in any case, 0 for none.
+    """
+    waiting: list[Record] = []  # whose losses were not read
     while trainer.epoch < epochs:
         epoch = trainer.epoch
         if hasattr(loader, "set_epoch"):
@@ -151,7 +162,7 @@ def _steps(
                 trainer.learning_rate = trainer.schedule(trainer.updates)
             rate = trainer.learning_rate
             try:
-                loss = trainer.step(trainer.named(batch))
+                trainer.step(trainer.named(batch))
             except BadBatchError as e:
                 raise of_data(e, loader, trainer.batch, "the data") from None
             seconds = time.perf_counter() - start
@@ -162,10 +173,16 @@ def _steps(
                 measured = None if measure is None else measure()
             else:
                 trainer.batch += 1
-            skipped = None if trainer.loss_scale is None else trainer.skipped_steps
             perplexity = measured.perplexity if isinstance(measured, TokenLoss) else None
             measured = None if measured is None else float(measured)
-            yield Record(trainer.steps - 1, epoch, loss, rate, seconds, measured, skipped, perplexity)
+            waiting.append(Record(trainer.steps - 1, epoch, math.nan, rate, seconds, measured, None, perplexity))
+            if batch is None or (every and trainer.steps % every == 0):
+                trainer.read_losses()
+            if trainer.read.get(trainer.steps) is not None:
+                skipped = None if trainer.loss_scale is None else trainer.skipped_steps
+                for record in waiting:
+                    yield replace(record, loss=trainer.read[record.step + 1], skipped=skipped)
+                waiting.clear()
         if trainer.epoch == epoch:  # a checkpoint behind the last batch of a loader that has become shorter
             trainer.epoch, trainer.batch = epoch + 1, 0
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +25,12 @@ from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentErro
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.mapped import give_back, whole
 from onnx_backprop.opset.core.progress import shown
-from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
+from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, PYTHON_KERNELS
 from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.ort_ops import (
+    Named,
+    NativeGraph,
     SessionOptions,
     be_lean,
     default_options,
@@ -37,6 +40,10 @@ from onnx_backprop.ort_ops import (
     session,
     take_weights,
 )
+from onnx_backprop.providers.choose import chosen
+from onnx_backprop.providers.memory import Copies, Memory
+from onnx_backprop.providers.placed import Placed, check_kernels, options_for
+from onnx_backprop.providers.placement import Placement
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.data.batches import of_data
@@ -69,7 +76,8 @@ class Trainer:
     A graph of precision="fp16" leaves out the update where a gradient is not finite, and halves the scale of its loss.
 
     learning_rate: what the next step uses. steps: how many have run. epoch, batch: where `fit` is. kept: the checkpoint
-    that was saved or loaded last, and its step. losses: of the steps so far, thinned, for a curve.
+    that was saved or loaded last, and its step. losses: of the steps so far, thinned, for a curve. read: the losses
+    that were read last, by the number of the step.
     """
 
     fit = fit
@@ -87,6 +95,9 @@ class Trainer:
         overlap: bool = True,
         shard_update: bool = False,
         verify_every: int = 100,
+        device: str | None = None,
+        providers: Sequence[Named] | None = None,
+        read_every: int = 1,
     ) -> None:
         """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout.
 
@@ -108,8 +119,14 @@ class Trainer:
         of the weights, then are messages, which all ranks take part in.
         verify_every: the number of steps after which ranks compare their states, 0 for never.
 
-        Errors: InvalidArgumentError for a graph without an optimizer; ReplicaError for ranks with another graph,
-        another program or, after a step, other weights.
+        device: what the steps run on, of `devices()`: "cpu", "webgpu", "cuda", …. State stays in its memory, operators
+        of our domain run as standard ones, and what runs on the CPU all the same is said in the log and in `placement`.
+        providers: a list as onnxruntime takes it, in the place of device.
+        read_every: the number of steps after which losses are read, since reading one waits for the device. `step`
+        then returns the last one that was read, NaN before, and a loss that is no finite number is found that late.
+
+        Errors: InvalidArgumentError for a graph without an optimizer; KernelError for a device that is not there;
+        ReplicaError for ranks with another graph, another program or, after a step, other weights.
         """
         self.graph: TrainingGraph = graph if isinstance(graph, TrainingGraph) else TrainingGraph.load(graph)
         if not self.graph.updates:
@@ -122,8 +139,16 @@ class Trainer:
             raise InvalidArgumentError(
                 f"session_options: expected onnxruntime.SessionOptions, got {type(session_options).__name__}"
             )
+        if not isinstance(read_every, Integral) or read_every < 1:
+            raise InvalidArgumentError(f"read_every: expected a whole number of 1 or more, got {read_every!r}")
         self.communicator = connected(communicator)
         alone = self.communicator.size == 1
+        target = chosen(device, providers)
+        if target is not None:
+            check_kernels(kernels)
+        if not alone and (target is not None or read_every > 1):
+            raise InvalidArgumentError("device, providers, read_every: go with one rank, not several. Leave them out")
+        self.where = {"device": device, "providers": providers}
         state = self.graph.initial_state(copy=not alone)
         if isinstance(graph, str | Path):
             self.graph = self.graph.without_values()  # which nobody else holds
@@ -133,11 +158,15 @@ class Trainer:
         self.batch = 0
         self.schedule: Schedule | None = None
         threads = self.communicator.threads
-        options = session_options or default_options(
-            python_operators=kernels in PYTHON_KERNELS, lean=True, threads=threads
-        )
-        options = be_lean(options)
-        self.kernels = kernels_on(options, kernels)
+        if target is not None:
+            options = be_lean(session_options or options_for(target))
+            self.kernels: str | None = DEFAULT_KERNELS
+        else:
+            options = session_options or default_options(
+                python_operators=kernels in PYTHON_KERNELS, lean=True, threads=threads
+            )
+            options = be_lean(options)
+            self.kernels = kernels_on(options, kernels)
         self.session_options = options
         model = without_tensors(self.graph.model, self.graph.updates)
         self._ranks: Ranks | None = None
@@ -152,19 +181,36 @@ class Trainer:
             model = self._ranks.update
         elif self.graph.options.blocks:  # or else logits would be computed whole, which no step reads
             model = step_alone(self.graph, model)
-        in_order = options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-        native = lower(model, self.kernels, [self.graph.loss], self.graph.updates if in_order else None)
-        self._frozen = take_weights(native.model) if alone else {}
-        self._session = session(native.model, kernels=None, session_options=options)
+        self._frozen: dict[str, OrtValue] = {}
+        self._memory, self._placed, self._session = None, None, None
+        native = NativeGraph(model)
+        if target is not None:
+            self._memory = Memory(target)
+            self._take(model)
+            self._placed = Placed(model, target, options)
+        else:
+            in_order = options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+            native = lower(model, self.kernels, [self.graph.loss], self.graph.updates if in_order else None)
+            if alone:
+                self._take(native.model)
+            self._session = session(native.model, kernels=None, session_options=options)
         self._division = None if self._ranks is None else self._ranks.division
         self._buffers = Buffers(
-            self.graph, self._session, native.in_place, native.guard, self._division, frozen=self._frozen
+            self.graph,
+            self._session,
+            native.in_place,
+            native.guard,
+            self._division,
+            frozen=self._frozen,
+            memory=self._memory,
+            unread=int(read_every),
         )
         self.inputs = Inputs(self.graph)
         loss = self.graph.options.loss
         tokens = isinstance(loss, dict) and loss.get("name") == NEXT_TOKEN and loss.get("reduction") != "sum"
         self._counts = Weights(self.graph) if tokens else None
-        self._evaluations: dict[bool, onnxruntime.InferenceSession] = {}  # by whether they compute the loss alone
+        # by whether they compute the loss alone
+        self._evaluations: dict[bool, onnxruntime.InferenceSession | Placed] = {}
         counters = {name: self.graph.slot(COUNTER, name) for name in (GOOD_STEPS, SKIPPED_STEPS)}
         self._counters = {LOSS_SCALE: self.graph.slot(SCALE), **counters}
         if random := self.graph.slot(RANDOM):
@@ -176,6 +222,24 @@ class Trainer:
         give_back()
         self.kept: tuple[str | Path, int] | None = None
         self.losses = Losses()
+        self.read: dict[int, float] = {}
+
+    def _take(self, model: ModelProto) -> None:
+        """Make inputs of large weights that nothing trains, which lie in memory once."""
+        taken = take_weights(model, self._frozen, fuse=self._memory is None)
+        if self._memory is not None and (place := self._memory.info) is not None:
+            taken = {n: self._frozen.get(n) or self._memory.moved(v, place) or v for n, v in taken.items()}
+        self._frozen |= taken
+
+    @property
+    def placement(self) -> Placement | None:
+        """Where the nodes of a step run; None on the CPU, and before the first step on a device."""
+        return None if self._placed is None else self._placed.placement
+
+    @property
+    def copies(self) -> Copies:
+        """How many tensors of the state, and weights, were copied to the device and back; none on the CPU."""
+        return Copies() if self._memory is None else self._memory.copies
 
     def __repr__(self) -> str:
         """What it trains and how far it is, in one line."""
@@ -211,29 +275,61 @@ class Trainer:
         FloatingPointError for a loss that is no finite number, which says so if the batch holds NaN or infinity, or no
         label that counts. The state then is what it was before.
         """
-        buffers, binding = self._buffers, self._buffers.binding
+        buffers = self._buffers
         feeds = self.inputs.together(batch, more)
         fed = self.inputs.ort_values(feeds) if self._ranks is None else self._ranks.summed(feeds, buffers.state)
+        with refusals(fed):
+            if self._placed is None:
+                self._run(fed)
+            else:
+                self._placed.run(_lengths(fed), partial(self._run, fed))
+        losses = self._read(buffers.steps + 1, feeds) if buffers.is_full else []
+        buffers.renew()
+        if self._division is not None:
+            self._division.exchange(buffers.state)
+        if losses and self.loss_scale == LEAST_SCALE and self._counter(GOOD_STEPS) == 0:
+            raise diverged(f"no scale of the loss keeps the gradients finite in step {self.steps}", self.kept)
+        if self._ranks is not None:
+            self._ranks.verify()
+        self._keep(losses)
+        return self.losses.last
+
+    def _run(self, fed: Mapping[str, OrtValue], session: onnxruntime.InferenceSession | None = None) -> None:
+        """A step in a session, or in the only one."""
+        if session is not None:
+            self._buffers.use(session)
+            self._session = session
+        binding = self._buffers.binding
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
         if self.graph.learning_rate is not None:
             binding.bind_ortvalue_input(self.graph.learning_rate, OrtValue.ortvalue_from_numpy(self._rate))
-        with refusals(fed):
-            buffers.run()
-        loss = float(buffers.result(self.graph.loss).reshape(()))
-        if not math.isfinite(loss):
-            what = f"the loss is {loss} in step {self.steps + 1}"
-            fault = self.inputs.fault(what, feeds)
-            raise fault or diverged(f"{what} (learning rate {self.learning_rate:g})", self.kept)
-        buffers.renew()
-        if self._division is not None:
-            self._division.exchange(buffers.state)
-        if self.loss_scale == LEAST_SCALE and self._counter(GOOD_STEPS) == 0:
-            raise diverged(f"no scale of the loss keeps the gradients finite in step {self.steps}", self.kept)
-        if self._ranks is not None:
-            self._ranks.verify()
-        self.losses.add(buffers.steps, loss)
-        return loss
+        self._buffers.run()
+
+    def _read(self, last: int, feeds: Feeds | None = None) -> list[tuple[int, float]]:
+        """The steps up to `last` whose losses were not read, and the losses; FloatingPointError for no finite number.
+
+        feeds: of the last one, whose state is not renewed yet.
+        """
+        losses = self._buffers.losses(last)
+        result = list(zip(range(last - len(losses) + 1, last + 1), losses, strict=True))
+        for step, loss in result:
+            if not math.isfinite(loss):
+                what = f"the loss is {loss} in step {step}"
+                fault = self.inputs.fault(what, feeds) if feeds is not None and step == last else None
+                raise fault or diverged(f"{what} (learning rate {self.learning_rate:g})", self.kept)
+        return result
+
+    def read_losses(self) -> list[float]:
+        """The losses of the steps since the last one that was read, see `read_every`; errors as `step`."""
+        losses = self._read(self.steps)
+        self._keep(losses)
+        return [loss for _, loss in losses]
+
+    def _keep(self, losses: Sequence[tuple[int, float]]) -> None:
+        for step, loss in losses:
+            self.losses.add(step, loss)
+        self.read = dict(losses) or self.read
 
     @property
     def steps(self) -> int:
@@ -254,7 +350,7 @@ class Trainer:
     def _counter(self, name: str) -> float | None:
         """A number of the loss scale; None where the graph has none."""
         found = self._counters[name]
-        return None if found is None else float(self._buffers.state[found].numpy())
+        return None if found is None else float(self._buffers.on_host(self._buffers.state[found]).numpy())
 
     @property
     def gradient_norms(self) -> dict[str, float]:
@@ -336,19 +432,29 @@ class Trainer:
         if loss_alone not in self._evaluations:
             model = self.graph.eval_model(outputs=() if loss_alone else None, mapped=True)
             model = without_tensors(model, self.graph.forward_state)
-            self._frozen |= take_weights(model, self._frozen)
-            self._evaluations[loss_alone] = session(model, kernels=None, session_options=self.session_options)
+            self._take(model)
+            if self._placed is None:
+                self._evaluations[loss_alone] = session(model, kernels=None, session_options=self.session_options)
+            else:
+                self._evaluations[loss_alone] = Placed(model, self._placed.target, self.session_options)
         evaluation = self._evaluations[loss_alone]
         batch = self.inputs.ort_values(feeds)
+        with refusals(batch):
+            if isinstance(evaluation, Placed):
+                return evaluation.run(_lengths(batch), partial(self._outputs, batch, weights))
+            return self._outputs(batch, weights, evaluation)
+
+    def _outputs(
+        self, batch: Mapping[str, OrtValue], weights: Mapping[str, OrtValue], evaluation: onnxruntime.InferenceSession
+    ) -> dict[str, Any]:
         accepted = {value.name for value in evaluation.get_inputs()}
         weights = {**self._frozen, **weights}
         fed = batch | {name: value for name, value in weights.items() if name in accepted}
         outputs = evaluation.get_outputs()
         names = [value.name for value in outputs]
-        with refusals(batch):
-            if not all(value.type.startswith("tensor(") for value in outputs):
-                return dict(zip(names, evaluation.run(names, fed), strict=True))
-            results = evaluation.run_with_ort_values(names, fed)
+        if not all(value.type.startswith("tensor(") for value in outputs):
+            return dict(zip(names, evaluation.run(names, fed), strict=True))
+        results = evaluation.run_with_ort_values(names, fed)
         return {name: np.array(value.numpy()) for name, value in zip(names, results, strict=True)}
 
     def evaluate(
@@ -407,7 +513,12 @@ class Trainer:
         return self.inputs.named(batch)
 
     def end_profiling(self) -> str:
-        """Write what onnxruntime has measured, where the session options ask for it; the path of the file."""
+        """Write what onnxruntime has measured, where the session options ask for it; the path of the file.
+
+        On a device that is of the lengths of the last step, and there is nothing before the first.
+        """
+        if self._session is None:
+            raise InvalidArgumentError("there is nothing measured before the first step on a device")
         return self._session.end_profiling()
 
     @property
@@ -434,6 +545,7 @@ class Trainer:
         self.kept = path, self.steps
 
     def _finite(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.read_losses()
         check_finite(arrays, self._accepted, step=self.steps, kept=self.kept)
         return arrays
 
@@ -457,9 +569,10 @@ class Trainer:
         if self._ranks is not None:
             self._ranks.replica.forget()
         self._buffers.set({name: tensors[name] for name in declared})
-        self._buffers.steps, self.epoch, self.batch = progress.steps, progress.epoch, progress.batch
+        self._buffers.restart(progress.steps)
+        self.epoch, self.batch = progress.epoch, progress.batch
         self.schedule = progress.schedule
-        self.losses = Losses()  # those before are not known
+        self.losses, self.read = Losses(), {}  # those before are not known
         self._accepted = not_finite(tensors)
         self.kept = path, self.steps
         return self
@@ -473,6 +586,10 @@ class Trainer:
         values = self._finite(self._buffers.arrays(self._weights(ema=ema), copy=False))
         if self.communicator.rank == 0:
             save_model(self.graph.inference_model(values, mapped=True), path)
+
+
+def _lengths(fed: Mapping[str, OrtValue]) -> dict[str, Sequence[int]]:
+    return {name: value.shape() for name, value in fed.items()}
 
 
 def _declared_rate(graph: TrainingGraph) -> np.ndarray:

@@ -175,6 +175,7 @@ def docstrings() -> Names:
 
 SETUPS: dict[str, Callable[[], Names]] = {
     "docs/adapters.md": adapters,
+    "docs/devices.md": guide,
     "docs/distributed.md": distributed,
     "docs/guide.md": guide,
     "docs/losses.md": losses,

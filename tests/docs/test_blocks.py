@@ -18,6 +18,7 @@ NOT_RUN = {
     "docs/adapters.md": ["needs TensorBoard"],
     "docs/deploy.md": ["needs onnxruntime's headers", "needs .NET"],
     "docs/plugin.md": ["needs a C compiler; tests/plugin runs the command"],
+    "docs/devices.md": ["needs the device"],
     "docs/distributed.md": ["needs Slurm; not tried by us", "needs Kubernetes; not tried by us"],
     "docs/language_models.md": [PAGE_OF_TEXT, OF_GENAI, *[PAGE_OF_TEXT] * 4],
     "docs/migrating.md": ["needs onnxruntime-training"],

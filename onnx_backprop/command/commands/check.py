@@ -18,6 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
         feeds=None if feeds is None else dict(feeds),
         seed=arguments.seed,
         kernels=arguments.kernels,
+        device=arguments.device,
         tolerance=arguments.tolerance,
         nodes=arguments.nodes,
     )
@@ -37,7 +38,7 @@ COMMAND = Command(
     run=run,
     arguments=[
         *shared("model", help="the ONNX model to check"),
-        *shared("--wrt", "--of", "--stop", "--kernels", "--limit", "--force", "--quiet"),
+        *shared("--wrt", "--of", "--stop", "--kernels", "--device", "--limit", "--force", "--quiet"),
         argument("--feeds", metavar="FILE.npz", help="values for inputs, by name (default: random)", file="read"),
         *shared("--seed"),
         argument("--tolerance", type=float, help="of the error relative to the derivative"),

@@ -80,6 +80,8 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         communicator=communicator,
         sync_batch_norm=arguments.sync_batch_norm,
         shard_update=arguments.shard_update,
+        device=arguments.device,
+        read_every=arguments.read_every,
     )
     if arguments.resume and anywhere(communicator, communicator.rank == 0 and checkpoint.is_file()):
         trainer.load(checkpoint)
@@ -100,6 +102,8 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         trainer.export(target, ema=arguments.ema is not None)
         if arguments.dequantize and not arguments.floats and communicator.rank == 0:
             _requantize(arguments, target, loader)
+    if trainer.placement is not None:
+        say(arguments, f"device: {trainer.placement}")
     means = " of the running means" if arguments.ema is not None else ""
     outcome = outcome_of(records, seconds, trainer.steps, means)
     if arguments.report and communicator.rank == 0:
@@ -335,6 +339,16 @@ COMMAND = Command(
             argument("--accumulate", default=1, metavar="STEPS", help="steps of one update (%(default)s)"),
             argument("--ema", type=float, metavar="DECAY", help="measure and write running means of the weights"),
             *shared("--seed", metavar="N", help="of the order of the rows and of Dropout (%(default)s)"),
+        ],
+        "device": [
+            *shared("--device"),
+            argument(
+                "--read-every",
+                default=1,
+                least=1,
+                metavar="STEPS",
+                help="after which losses are read, since that waits for the device (%(default)s)",
+            ),
         ],
         "memory and precision": shared("--memory", "--precision", "--checkpoint"),
         "going on, and several ranks": [

@@ -11,18 +11,19 @@ import numpy as np
 from onnx_backprop.command.commands.train import loaders_of, step_options
 from onnx_backprop.command.options import read_arrays, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
+from onnx_backprop.converters.devices.adapt import fix_lengths
 from onnx_backprop.converters.finetune.lora import lora
 from onnx_backprop.converters.prepare.writing.files import same_file
 from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
+from onnx_backprop.opset.graphs.edit import copied
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the site."""
     # not before: it checks with onnxruntime
     from onnx_backprop.web.site import held_out, title_of, write_site
-    from onnx_backprop.web.webgpu import fix_lengths
 
     folder = Path(arguments.site)
     _check(arguments, folder)
@@ -44,7 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     fixed = None
     if arguments.webgpu:
         lengths = {name: (loader.size, *array.shape[1:]) for name, array in arrays.items()}
-        fixed = convert(fix_lengths(load(model), lengths))
+        model = copied(load(model))
+        fix_lengths(model, lengths)
+        fixed = convert(model)
     sizes = write_site(
         folder,
         graph,

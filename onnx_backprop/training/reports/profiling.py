@@ -68,7 +68,9 @@ def profile(trainer: Trainer, feeds: Mapping[str, Any], *, steps: int = 5) -> Pr
         given = trainer.session_options
         for name in _SETTINGS:
             setattr(options, name, getattr(given, name))
-        twin = Trainer(trainer.graph, learning_rate=0.0, kernels=trainer.kernels, session_options=options)
+        twin = Trainer(
+            trainer.graph, learning_rate=0.0, kernels=trainer.kernels, session_options=options, **trainer.where
+        )
         twin.set_state(trainer.held_by_all())  # without messages, since one rank may do this alone
         for _ in range(WARM_UP + steps):
             twin.step(feeds)

@@ -62,7 +62,7 @@ def test_state_lies_in_memory_once(optimizer: Any) -> None:
     ours, plain = both(optimizer, gradient_norms=True)
     assert {"a", "b"} <= ours._buffers.in_place
     for name in ours._buffers.in_place:
-        assert ours._buffers._sets[0][0][name] is ours._buffers._sets[1][0][name]
+        assert ours._buffers._sets[0][name] is ours._buffers._sets[1][name]
     for _ in range(3):
         assert ours.step(x=X, target=T) == pytest.approx(plain.step(x=X, target=T), rel=1e-5)
         states_agree(ours, plain)

@@ -30,8 +30,8 @@ from models.graphs import Network
 from onnx_backprop.command.main import main as command
 from onnx_backprop.web.serve import server
 from onnx_backprop.web.site import write_site
-from onnx_backprop.web.webgpu import fix_lengths
 from tests.onnx_backprop.web.javascript import CASES, PACKAGES, RUNTIME, Arrays, node
+from tests.support.lengths import fixed as fix_lengths
 
 STEPS = 20
 TABLE = """<ir_version: 10, opset_import: ["" : 18]>

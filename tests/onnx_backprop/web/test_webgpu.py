@@ -12,8 +12,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.graphs.walk import all_nodes
-from onnx_backprop.web.webgpu import fix_lengths, webgpu_step
+from onnx_backprop.web.webgpu import webgpu_step
 from tests.onnx_backprop.web.javascript import CASES, Arrays
+from tests.support.lengths import fixed
 
 
 def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
@@ -36,7 +37,7 @@ def test_a_step_without_float64_and_indices(name: str) -> None:
     case = CASES[name]
     rows = case.rows(np.random.default_rng(1))
     batches = [{n: a[k : k + case.batch] for n, a in rows.items()} for k in range(0, 20 * case.batch, case.batch)]
-    model = fix_lengths(case.build(), {n: a.shape for n, a in batches[0].items()})
+    model = fixed(case.build(), {n: a.shape for n, a in batches[0].items()})
     graph = ob.training_graph(model, loss=case.loss, optimizer="adamw")
     step = webgpu_step(graph)
     types = {v.type.tensor_type.elem_type for v in (*step.graph.value_info, *step.graph.input, *step.graph.output)}
@@ -100,9 +101,9 @@ def test_gradients_of_pools(attributes: dict, lengths: tuple[int, ...], rng: np.
 def test_what_there_is_no_form_for_is_refused() -> None:
     case = CASES["unet_resize"]
     unknown = ob.training_graph(case.build(), loss=case.loss, optimizer="adamw")
-    with pytest.raises(ob.UnsupportedError, match=r"MaxPoolBackward .*: expected data_format NCX and known lengths"):
+    with pytest.raises(ob.UnsupportedError, match=r"MaxPool .*: its kernel gives no Indices\. Expected known lengths"):
         webgpu_step(unknown)
-    model = fix_lengths(CASES["cnn"].build(), {"image": (8, 1, 8, 8)})
+    model = fixed(CASES["cnn"].build(), {"image": (8, 1, 8, 8)})
     branches = ob.training_graph(model, loss="softmax_cross_entropy", optimizer=ob.optimizers.AdamW(accumulate=2))
     with pytest.raises(ob.UnsupportedError, match=re.escape("Leave accumulate at 1")):
         webgpu_step(branches)
@@ -111,7 +112,7 @@ def test_what_there_is_no_form_for_is_refused() -> None:
 @pytest.mark.parametrize("steps", [1, 600, 100_000])
 def test_the_numbers_of_an_optimizer_keep_their_digits(steps: int) -> None:
     """1 - βᵗ from a series: of 1 - 0.999 float32 alone leaves four digits."""
-    model = fix_lengths(CASES["cnn"].build(), {"image": (8, 1, 8, 8)})
+    model = fixed(CASES["cnn"].build(), {"image": (8, 1, 8, 8)})
     graph = ob.training_graph(model, loss="softmax_cross_entropy", optimizer=ob.optimizers.AdamW(weight_decay=0.0))
     step = webgpu_step(graph)
     name = "Gemm_1.bias"

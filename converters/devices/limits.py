@@ -1,0 +1,22 @@
+"""What the kernels of a provider of onnxruntime cannot do, as far as a graph can be written otherwise."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What `adapted` is to avoid.
+
+    fixed_lengths: arithmetic on shapes runs on the host, so lengths are to be those of a batch.
+    float64, float16: whether there is arithmetic in these types.
+    lacks: operators without a kernel that `expand.FORMS` has others for; of BatchNormalization the training mode and
+        of MaxPool the Indices are meant.
+    """
+
+    fixed_lengths: bool = False
+    float64: bool = True
+    float16: bool = True
+    lacks: frozenset[str] = frozenset()
+
+
+NO_LIMITS = Limits()

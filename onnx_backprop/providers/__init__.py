@@ -1,0 +1,1 @@
+"""Other providers of onnxruntime: which there are, graphs for them, what they run, and tensors in their memory."""

@@ -1,0 +1,215 @@
+"""Which devices are there, and what `device=` and `providers=` mean."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import parser
+
+from onnx_backprop.converters.devices.limits import Limits
+from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
+from onnx_backprop.opset.core.hints import near
+from onnx_backprop.ort_ops import Named, SessionOptions
+from onnx_backprop.providers.table import PROVIDERS, Provider
+
+CPU = PROVIDERS["cpu"]
+_registration = threading.Lock()
+_HALF = '<ir_version: 8, opset_import: ["": 18]> half (float16[2, 2] x) => (float16[2, 2] y) { y = MatMul (x, x) }'
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that `device=` takes. hardware: what onnxruntime says of it. version: of the provider."""
+
+    name: str
+    provider: str
+    hardware: str = ""
+    version: str = ""
+
+    def __str__(self) -> str:
+        """The name, and what is known of it."""
+        about = ", ".join(filter(None, (self.provider, self.hardware, self.version and f"version {self.version}")))
+        return f"{self.name} ({about})"
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A provider that sessions run on, and which of its devices.
+
+    plugin: onnxruntime's records of the device where the provider is a plugin. options: of its sessions.
+    """
+
+    provider: Provider
+    plugin: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    index: int = 0
+    others: tuple[Named, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.provider.ep.removesuffix("ExecutionProvider")
+
+    @property
+    def limits(self) -> Limits:
+        """What its graphs must avoid."""
+        return self.provider.limits
+
+    @property
+    def memory(self) -> Any:
+        """Of a plugin onnxruntime's record of its memory; None where tensors lie in the CPU's, or it is built in."""
+        return None if self.plugin is None else self.plugin.memory_info(onnxruntime.OrtDeviceMemoryType.DEFAULT)
+
+    def append_to(self, options: SessionOptions) -> list[Named] | None:
+        """Let sessions on some options run here; the providers to give them beside."""
+        if self.plugin is None:
+            return [
+                *([(self.provider.ep, dict(self.options))] if self.provider.ep != CPU.ep else ()),
+                *self.others,
+                CPU.ep,
+            ]
+        if not options.has_providers():
+            options.add_provider_for_devices([self.plugin], {k: str(v) for k, v in self.options.items()})
+        return None
+
+    @property
+    def has_half(self) -> bool:
+        """Whether it multiplies matrices of float16."""
+        return _has_half(self)
+
+
+@cache
+def _has_half(target: Target) -> bool:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    model = parser.parse_model(_HALF).SerializeToString()
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=target.append_to(options))
+        session.run(None, {"x": np.eye(2, dtype=np.float16)})
+    except Exception:  # noqa: BLE001 - whatever it says, it has none
+        return False
+    return True
+
+
+def devices() -> list[Device]:
+    """The devices that `device=` takes here, the CPU first.
+
+        >>> [device.name for device in ob.devices()]
+        ['cpu']
+
+    Plugin libraries of providers that are installed are registered with onnxruntime. Several devices of one provider
+    are "webgpu", "webgpu:1", ….
+    """
+    result: list[Device] = []
+    for provider in PROVIDERS.values():
+        found = _plugins(provider)
+        for n, plugin in enumerate(found):
+            hardware = " ".join(filter(None, (plugin.device.vendor, str(plugin.device.type).rpartition(".")[2])))
+            version = plugin.ep_metadata.get("version", "")
+            result.append(Device(_numbered(provider, n), provider.ep, hardware, version))
+        if not found and provider.ep in onnxruntime.get_available_providers():
+            result.append(Device(provider.name, provider.ep, version=onnxruntime.__version__))
+    return result
+
+
+def chosen(device: str | None, providers: Sequence[Named] | None) -> Target | None:
+    """The provider that sessions are to run on; None for the CPU, and where nothing is asked for.
+
+    Errors: InvalidArgumentError for both, and for a device that nobody knows; KernelError for one that is not there,
+    with what brings it.
+    """
+    if device is not None and providers is not None:
+        raise InvalidArgumentError("both device and providers are given. Leave one out", "device")
+    if providers is not None:
+        return _of_providers(providers)
+    if device is None:
+        return None
+    if not isinstance(device, str):
+        raise InvalidArgumentError(f"expected the name of a device, as 'webgpu', got {device!r}", "device")
+    name, _, number = device.partition(":")
+    provider = PROVIDERS.get(name.lower())
+    if provider is None or (number and not number.isdecimal()):
+        raise InvalidArgumentError(
+            f"expected one of {', '.join(PROVIDERS)}, or one with a number behind it, as 'cuda:1', "
+            f"got {device!r}{near(name, PROVIDERS)}",
+            "device",
+        )
+    return None if provider is CPU else _target(provider, int(number or 0), {})
+
+
+def _of_providers(providers: Sequence[Named]) -> Target | None:
+    if isinstance(providers, str) or not all(isinstance(p, str) or (isinstance(p, tuple) and p) for p in providers):
+        raise InvalidArgumentError(
+            f"expected a list of names, or of names with options, as onnxruntime takes it, got {providers!r}",
+            "providers",
+        )
+    if not providers:
+        return None
+    first = providers[0]
+    ep, options = (first, {}) if isinstance(first, str) else (first[0], dict(first[1]))
+    if ep == CPU.ep:
+        return None
+    provider = next((p for p in PROVIDERS.values() if p.ep == ep), None)
+    others = tuple(p for p in providers[1:] if (p if isinstance(p, str) else p[0]) != CPU.ep)
+    if provider is None:
+        if ep not in onnxruntime.get_available_providers():
+            raise KernelError(f"providers: {ep!r} is not there. {_there()}")
+        return Target(Provider(ep, ep, ""), options=options, others=others)
+    return _target(provider, 0, options, others)
+
+
+def _target(provider: Provider, index: int, options: Mapping[str, Any], others: tuple[Named, ...] = ()) -> Target:
+    options = {**provider.options, **options}
+    found = _plugins(provider)
+    if index < len(found):
+        return Target(provider, found[index], options, index, others)
+    if not found and provider.ep in onnxruntime.get_available_providers():
+        if index:
+            options.setdefault("device_id", index)
+        return Target(provider, None, options, index, others)
+    if found:
+        reason = f"there is no more than {len(found)} of them"
+    elif provider.package and find_spec(provider.package):
+        reason = f"{provider.package} is installed and finds no device that it can use"
+    else:
+        how = f", {provider.how}" if provider.how else ""
+        reason = f"{provider.ep} is not in this onnxruntime. It comes with `{provider.install}`{how}"
+    raise KernelError(f"device: {_numbered(provider, index)!r} is not there: {reason}. {_there()}")
+
+
+def _numbered(provider: Provider, index: int) -> str:
+    return f"{provider.name}:{index}" if index else provider.name
+
+
+def _there() -> str:
+    return f"There {'are' if len(there := devices()) > 1 else 'is'} {', '.join(device.name for device in there)}"
+
+
+def _plugins(provider: Provider) -> list[Any]:
+    """onnxruntime's records of the devices of a plugin, whose library is registered where it is installed."""
+    if provider is CPU or not hasattr(onnxruntime, "get_ep_devices"):
+        return []
+    with _registration:
+        found = [d for d in onnxruntime.get_ep_devices() if d.ep_name == provider.ep]
+        if not found and provider.package and find_spec(provider.package):
+            _register(provider.package, provider.library)
+            found = [d for d in onnxruntime.get_ep_devices() if d.ep_name == provider.ep]
+    return found
+
+
+@cache  # a library that finds no device is not registered again
+def _register(package: str, library: str) -> None:
+    try:
+        path = getattr(import_module(package), library)()
+        onnxruntime.register_execution_provider_library(package, str(path))
+    except Exception as e:
+        raise KernelError(f"onnxruntime does not take the library of {package}: {e}. Install another version") from e

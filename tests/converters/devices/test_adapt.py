@@ -1,0 +1,217 @@
+"""Graphs for limited kernels: every form beside onnxruntime's own operator, float64 where digits matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import ModelProto, TensorProto, numpy_helper, parser
+
+import onnx_backprop as ob
+from onnx_backprop.converters.devices.adapt import HOST, adapted
+from onnx_backprop.converters.devices.expand import FORMS
+from onnx_backprop.converters.devices.limits import NO_LIMITS, Limits
+from onnx_backprop.opset.graphs.edit import without_tensors
+from onnx_backprop.opset.graphs.walk import all_nodes
+from onnx_backprop.providers.table import WEBGPU
+from tests.onnx_backprop.web.javascript import CASES
+from tests.support.training_models import classifier, data
+
+Arrays = dict[str, Any]
+
+
+def model_of(text: str, **tensors: np.ndarray) -> ModelProto:
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> {text}')
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in tensors.items())
+    return model
+
+
+def outputs(model: ModelProto, feeds: Arrays) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return [np.asarray(value) for value in session.run(None, feeds)]
+
+
+def operators(model: ModelProto) -> set[str]:
+    return {node.op_type for node in all_nodes(model.graph)}
+
+
+VALUES = "v = Constant <value = float[2] {-2.0, 3.0}> ()"
+DEPTH = "d = Constant <value = int64 {4}> ()"
+LOSS = "SoftmaxCrossEntropyLoss"
+NORM = "BatchNormalization <training_mode = 1, momentum = 0.7, epsilon = 0.01>"
+FORMS_OF = {  # a graph with the operator, what it is fed
+    "LogSoftmax": ("g (float[2, 3, 4] x) => (float[2, 3, 4] y) { y = LogSoftmax <axis = 1> (x) }", "x"),
+    "Sign": ("g (float[2, 3] x) => (float[2, 3] y) { y = Sign (x) }", "x"),
+    "OneHot": (f"g (int64[2, 3] i) => (float[2, 4, 3] y) {{ {DEPTH} {VALUES} y = OneHot <axis = 1> (i, d, v) }}", "i"),
+    "OneHot, last": (f"g (int64[2, 3] i) => (float[2, 3, 4] y) {{ {DEPTH} {VALUES} y = OneHot (i, d, v) }}", "i"),
+    LOSS: (f"g (float[2, 5, 3] z, int64[2, 3] c) => (float y, float[2, 5, 3] p) {{ y, p = {LOSS} (z, c) }}", "z c"),
+    f"{LOSS}, weights": (
+        f"g (float[2, 5, 3] z, int64[2, 3] c, float[5] w) => (float y) {{ y = {LOSS} <ignore_index = 1> (z, c, w) }}",
+        "z c w",
+    ),
+    f"{LOSS}, each": (
+        f"g (float[2, 5, 3] z, int64[2, 3] c) => (float[2, 3] y) "
+        f"{{ y = {LOSS} <reduction = 'none', ignore_index = 1> (z, c) }}".replace("'", '"'),
+        "z c",
+    ),
+    f"{LOSS}, sum": (
+        f"g (float[2, 5, 3] z, int64[2, 3] c) => (float y) {{ y = {LOSS} <reduction = 'sum'> (z, c) }}".replace(
+            "'", '"'
+        ),
+        "z c",
+    ),
+    "BatchNormalization": (
+        f"g (float[2, 3, 4] x, float[3] s, float[3] b, float[3] m, float[3] r) => (float[2, 3, 4] y, float[3] n, "
+        f"float[3] q) {{ y, n, q = {NORM} (x, s, b, m, r) }}",
+        "x s b m r",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS_OF)
+def test_forms_are_the_operators(name: str, rng: np.random.Generator) -> None:
+    text, inputs = FORMS_OF[name]
+    model = model_of(text)
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+    feeds: Arrays = {}
+    for value in inputs.split():
+        feeds[value] = rng.standard_normal(shapes[value]).astype(np.float32)
+        if value in "ic":
+            feeds[value] = rng.integers(-4 if value == "i" else 0, 4 if value == "i" else 5, shapes[value])
+        if value == "r":
+            feeds[value] = np.abs(feeds[value])
+    if "x" in feeds:
+        feeds["x"].flat[:2] = 0, -0.0
+    if name == f"{LOSS}, weights":
+        feeds["c"].flat[0], feeds["c"].flat[1] = 1, 2
+    operator = name.partition(",")[0]
+    made = adapted(model, Limits(lacks=frozenset({operator})))
+    assert operator not in operators(made.model)
+    assert not made.host
+    onnx.checker.check_model(made.model, full_check=True)
+    for found, expected in zip(outputs(made.model, feeds), outputs(model, feeds), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+
+
+def test_all_forms_are_compared() -> None:
+    compared = {name.partition(",")[0] for name in FORMS_OF}
+    assert compared | {"MaxPoolBackward"} == set(FORMS), "of pools: tests/onnx_backprop/web/test_webgpu.py"
+
+
+def test_what_has_no_form_goes_to_the_host(rng: np.random.Generator) -> None:
+    model = model_of(
+        "g (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y, int64[1, 1, 2, 2] k) "
+        "{ y, k = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }"
+    )
+    made = adapted(model, WEBGPU)
+    (node,) = made.model.graph.node
+    assert made.host == {node.name: "its kernel gives no Indices"}
+    assert [(e.key, e.value) for e in node.metadata_props] == [("layer_ann", HOST)]
+    feeds = {"x": rng.standard_normal((1, 1, 4, 4)).astype(np.float32)}
+    for found, expected in zip(outputs(made.model, feeds), outputs(model, feeds), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    again = adapted(model, NO_LIMITS, host={node.name: "it failed"})
+    assert again.host == {node.name: "it failed"}
+    unknown = model_of(f"g (float[N] x, float[N] s) => (y) {{ z = Expand (x, k) y = {NORM} (z, s, s, s, s) }}")
+    unknown.graph.input.append(onnx.helper.make_tensor_value_info("k", TensorProto.INT64, ["R"]))
+    assert list(adapted(unknown, WEBGPU).host.values()) == ["its kernel has no training mode"]
+
+
+def test_half_goes_to_the_host_where_there_is_none() -> None:
+    model = model_of("g (float16[2] x, float[2] z) => (float16[2] y, float[2] q) { y = Relu (x) q = Relu (z) }")
+    made = adapted(model, Limits(float16=False))
+    assert list(made.host.values()) == ["the device has no arithmetic in float16"]
+    assert not adapted(model, NO_LIMITS).host
+
+
+def steps_of(model: ModelProto, graph: ob.TrainingGraph, batches: list[Arrays], rate: float = 1e-2) -> list[float]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    state: Arrays = graph.initial_state()
+    losses: list[float] = []
+    for batch in batches:
+        loss, *new = session.run(
+            [graph.loss, *graph.updates.values()],
+            batch | state | {str(graph.learning_rate): np.array(rate, np.float32)},
+        )
+        losses.append(float(np.asarray(loss)))
+        state = dict(zip(graph.updates, new, strict=True))
+    return losses
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("known", [True, False], ids=["fixed", "symbolic"])
+def test_a_training_is_the_same(accumulate: int, known: bool, rng: np.random.Generator) -> None:
+    """A classifier with BatchNormalization in training mode; branches where updates wait for several batches."""
+    graph = ob.training_graph(
+        classifier(), loss="softmax_cross_entropy", optimizer=ob.optimizers.AdamW(accumulate=accumulate)
+    )
+    rows = data()
+    batches = [{name: array[k : k + 10] for name, array in rows.items()} for k in range(0, 60, 10)]
+    lengths = {name: array.shape for name, array in batches[0].items()} if known else None
+    made = adapted(graph.model, WEBGPU, lengths=lengths)
+    assert not made.host
+    assert ("If" in operators(made.model)) == (accumulate > 1)
+    found = steps_of(made.model, graph, batches)
+    np.testing.assert_allclose(found, steps_of(graph.model, graph, batches), rtol=2e-5)
+    assert found[0] != found[-1]
+    assert graph.model.functions, "the graph stays as it was"
+
+
+def test_lengths_leave_no_arithmetic_on_shapes() -> None:
+    case = CASES["unet_resize"]
+    graph = ob.training_graph(case.build(), loss=case.loss, optimizer="adamw")
+    rows = {n: a[: case.batch] for n, a in case.rows(np.random.default_rng(1)).items()}
+    made = adapted(graph.model, WEBGPU, lengths={name: array.shape for name, array in rows.items()})
+    assert not made.host
+    shapes = {"Shape", "Size", "NonZero", "Range", "ConstantOfShape"}
+    assert shapes & operators(adapted(graph.model, NO_LIMITS).model)
+    assert not shapes & operators(made.model)
+    wide = [v.name for v in made.model.graph.value_info if v.type.tensor_type.elem_type == TensorProto.DOUBLE]
+    assert not wide
+    names = [node.name for node in all_nodes(made.model.graph)]
+    assert len(set(names)) == len(names)
+    assert all(names)
+    np.testing.assert_allclose(
+        steps_of(made.model, graph, [rows] * 3), steps_of(graph.model, graph, [rows] * 3), rtol=2e-5
+    )
+
+
+def test_what_constants_decide_keeps_its_digits() -> None:
+    """(1 - 0.9999999)·x: in float32 alone that is 0 or 1.2e-7; and the coordinates that shapes decide are exact."""
+    model = model_of(
+        "g (float[3] x) => (float[3] y) { one = Constant <value = double {1}> () "
+        "b = Constant <value = double {0.9999999}> () r = Sub (one, b) w = Cast <to = 11> (x) "
+        "p = Mul (r, w) y = Cast <to = 1> (p) }"
+    )
+    made = adapted(model, WEBGPU)
+    (found,) = outputs(made.model, {"x": np.ones(3, np.float32)})
+    np.testing.assert_allclose(found, 1e-7, rtol=1e-6)
+    kinds = {v.name: v.type.tensor_type.elem_type for v in made.model.graph.value_info}
+    assert TensorProto.DOUBLE not in kinds.values()
+
+
+def test_numbers_in_float64_at_the_door_stay_so() -> None:
+    model = model_of(
+        "g (double d, float[2] x) => (double e, float[2] y) { e = Add (d, d) c = Cast <to = 1> (e) y = Mul (x, c) }"
+    )
+    made = adapted(model, WEBGPU).model
+    assert [v.type.tensor_type.elem_type for v in (*made.graph.input, *made.graph.output)] == [11, 1, 11, 1]
+    e, y = outputs(made, {"d": np.array(1.5), "x": np.ones(2, np.float32)})
+    assert (e.dtype, float(e), y.tolist()) == (np.float64, 3.0, [3.0, 3.0])
+
+
+def test_a_model_in_float64_stays_so() -> None:
+    model = model_of("g (double[3] x) => (double[3] y) { y = Exp (x) }")
+    made = adapted(model, WEBGPU)
+    x = np.array([0.1, 1, 2])
+    np.testing.assert_array_equal(outputs(made.model, {"x": x})[0], outputs(model, {"x": x})[0])
+
+
+def test_defaults_that_nobody_feeds_are_constants_and_weights_stay() -> None:
+    graph = ob.training_graph(classifier(), loss="softmax_cross_entropy", optimizer="adamw")
+    made = adapted(without_tensors(graph.model, graph.updates), NO_LIMITS).model
+    inputs = {value.name for value in made.graph.input}
+    assert inputs == {*graph.inputs, *graph.updates, str(graph.learning_rate)}

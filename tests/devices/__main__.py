@@ -1,0 +1,119 @@
+"""The networks of `networks.py` on each device, beside the CPU: the table of docs/devices.md.
+
+    python -m tests.devices [--devices webgpu openvino] [--only ResNet-18] [--steps 20] [--hardware]
+
+Exit code 1 where a loss is more than 1e-4 from the CPU's, state was copied back in a step, or WebGPU does not run a network,
+or less than 97 % of a convolutional one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.devices.adapter import environment
+from tests.devices.networks import CASES, Case
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "devices.md"
+BEGIN, END = "<!-- written by make devices -->", "<!-- up to here -->"
+MOST_UNLIKE, LEAST_SHARE = 1e-4, 0.97
+DEVICES = ("webgpu", "openvino")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.devices", description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--devices", nargs="+", default=DEVICES, help="(default: %(default)s)")
+    parser.add_argument("--only", nargs="+", default=[], help="names of networks (default: all)")
+    parser.add_argument("--steps", type=int, default=20, help="(%(default)s)")
+    parser.add_argument("--hardware", action="store_true", help="the machine's own GPU, no adapter in software")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "devices", help="(%(default)s)")
+    arguments = parser.parse_args()
+    variables = os.environ | ({} if arguments.hardware else environment(arguments.folder))
+    file = arguments.folder / "results.json"
+    results: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.is_file() else {}
+    wrong = 0
+    for case in CASES:
+        for device in arguments.devices:
+            if arguments.only and case.name not in arguments.only:
+                continue
+            found = _in_a_process(case, device, arguments.steps, variables)
+            results.setdefault(case.name, {})[device] = found
+            faults = _faults(case, device, found)
+            wrong += bool(faults)
+            print(
+                f"{device}  {case.name}: {_outcome(found)}{''.join(f'; WRONG: {fault}' for fault in faults)}",
+                flush=True,
+            )
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(results, indent=1))
+    if all(device in results.get(case.name, {}) for case in CASES for device in DEVICES):
+        _write(results)
+    return 1 if wrong else 0
+
+
+def _in_a_process(case: Case, device: str, steps: int, variables: dict[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.devices.beside", device, case.name, str(steps)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=variables)
+    if done.returncode:
+        return {
+            "error": next(filter(None, reversed(done.stderr.strip().splitlines())), f"it ended with {done.returncode}")
+        }
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _faults(case: Case, device: str, found: dict[str, Any]) -> list[str]:
+    if "error" in found:
+        return ["it does not run"] if device == "webgpu" else []
+    faults = []
+    if not found["unlike"] <= MOST_UNLIKE:
+        faults.append("other losses")
+    if found["copied"]:
+        faults.append(f"{found['copied']} tensors of the state were copied back in the steps")
+    if device == "webgpu" and case.convolutional and found["on_device"] < LEAST_SHARE * found["nodes"]:
+        faults.append("too little runs on the device")
+    return faults
+
+
+def _outcome(found: dict[str, Any]) -> str:
+    if "error" in found:
+        return f"does not run: {found['error'][:300]}"
+    share = f"{found['on_device']:,} of {found['nodes']:,} ({100 * found['on_device'] / found['nodes']:.1f} %)"
+    return f"{share}, losses within {found['unlike']:.0e}"
+
+
+def _write(results: dict[str, dict[str, Any]]) -> None:
+    lines = ["| Network | Device | Nodes there | Losses within | On the CPU |", "|---|---|---|---|---|"]
+    for case in CASES:
+        about = f", {case.about}" if case.about else ""
+        for device in DEVICES:
+            found = results[case.name][device]
+            if "error" in found:
+                lines.append(f"| {case.name}{about} | {device} | - | - | does not run: {found['error'][:200]} |")
+                continue
+            share = f"{found['on_device']:,} of {found['nodes']:,}, {100 * found['on_device'] / found['nodes']:.1f} %"
+            lines.append(f"| {case.name}{about} | {device} | {share} | {found['unlike']:.0e} | {_why(found)} |")
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    behind = rest.partition(END)[2]
+    PAGE.write_text("\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{behind}"]), "utf-8")
+
+
+def _why(found: dict[str, Any]) -> str:
+    by_reason: dict[str, Counter[str]] = {}
+    for operator, reason in found["elsewhere"]:
+        by_reason.setdefault(reason, Counter())[operator] += 1
+    parts = [
+        f"{', '.join(f'{n} {op}' if n > 1 else op for op, n in sorted(counted.items()))}: {reason}"
+        for reason, counted in by_reason.items()
+    ]
+    return "; ".join(parts) or "nothing"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""Training on a device: on the CPU in the place of one whose kernels are limited, and on WebGPU where the plugin is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+
+import onnx_backprop as ob
+from onnx_backprop import functions
+from onnx_backprop.providers import choose, placed
+from onnx_backprop.providers.placement import Elsewhere, Placement
+from onnx_backprop.providers.table import PROVIDERS
+from onnx_backprop.training import trainer as trainers
+from tests.devices.beside import beside
+from tests.devices.networks import tiny
+from tests.support.training_models import data, training
+
+ROWS = data()
+
+
+def batches(*sizes: int) -> list[dict[str, np.ndarray]]:
+    ends = np.cumsum(sizes)
+    return [
+        {name: array[end - size : end] for name, array in ROWS.items()} for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> choose.Target:
+    """The CPU as a provider with the limits of WebGPU."""
+    target = choose.Target(replace(PROVIDERS["webgpu"], ep="CPUExecutionProvider", package=""))
+    for module in (trainers, placed, functions):
+        monkeypatch.setattr(module, "chosen", lambda device, _: target if device == "webgpu" else None)
+    return target
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_training_on_limited_kernels_is_that_of_the_cpu(tmp_path: Path) -> None:
+    """Batches of other lengths are other sessions; checkpoints and exports go on here and there."""
+    graph = training()
+    ours, there = ob.Trainer(graph), ob.Trainer(graph, device="webgpu")
+    given = batches(10, 10, 7, 10, 7)
+    assert there.placement is None
+    for batch in given:
+        np.testing.assert_allclose(there.step(batch), ours.step(batch), rtol=1e-5)
+    assert there.kernels == "onnx"
+    assert len(there._placed._sessions) == 2  # type: ignore[union-attr]
+    assert there.placement is not None
+    assert there.placement.nodes > 20
+    np.testing.assert_allclose(there.evaluate(given[0]), ours.evaluate(given[0]), rtol=1e-5)
+    for name, value in ours.predict(given[0]).items():
+        np.testing.assert_allclose(there.predict(given[0])[name], value, rtol=1e-4, atol=1e-6)
+    ours.save(tmp_path / "ours")
+    there.save(tmp_path / "there")
+    ours.export(tmp_path / "ours.onnx")
+    there.export(tmp_path / "there.onnx")
+    assert (tmp_path / "ours").stat().st_size == (tmp_path / "there").stat().st_size
+    models = [onnx.load(tmp_path / name) for name in ("ours.onnx", "there.onnx")]
+    for model in models:
+        del model.graph.initializer[:]
+    assert models[0] == models[1]
+    swapped = ob.Trainer(graph).load(tmp_path / "there"), ob.Trainer(graph, device="webgpu").load(tmp_path / "ours")
+    losses = [trainer.step(given[0]) for trainer in (ours, there, *swapped)]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
+    assert losses[0] == ob.Trainer(graph).load(tmp_path / "ours").step(given[0])
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("device", [None, "webgpu"])
+def test_losses_are_read_every_so_many_steps(device: str | None, tmp_path: Path) -> None:
+    graph = training()
+    given = batches(10, 10, 10, 10, 10, 10)
+    every, later = ob.Trainer(graph, device=device), ob.Trainer(graph, device=device, read_every=4)
+    expected = [every.step(batch) for batch in given]
+    found = [later.step(batch) for batch in given]
+    assert np.isnan(found[:3]).all()
+    assert found[3:] == [expected[3]] * 3
+    assert later.read_losses() == expected[4:]
+    assert [loss for _, loss in later.losses.points] == expected
+    assert later.read_losses() == []
+    whole, parts = (ob.Trainer(graph, device=device, read_every=n) for n in (1, 4))
+    loader = ob.Batches(ROWS, 10, seed=0)
+    records = [
+        trainer.fit(loader, 2, checkpoint=tmp_path / str(n), every=5, log=tmp_path / f"{n}.csv", evaluation=given[:1])
+        for n, trainer in enumerate((whole, parts))
+    ]
+    assert [(r.step, r.loss, r.evaluation) for r in records[0]] == [(r.step, r.loss, r.evaluation) for r in records[1]]
+    assert len((tmp_path / "1.csv").read_text().splitlines()) == 13
+    seen: list[float] = []
+    parts.fit(loader, 3, callbacks=[lambda trainer, record: seen.append(record.loss - trainer.losses.last)])
+    assert seen == [0.0] * 6
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_loss_that_is_no_number_is_found_when_it_is_read() -> None:
+    trainer = ob.Trainer(training(), learning_rate=1e30, device="webgpu", read_every=3)
+    given = batches(10, 10, 10)
+    trainer.step(given[0])
+    trainer.step(given[1])
+    with pytest.raises(FloatingPointError, match="the loss is .* in step "):
+        trainer.step(given[2])
+
+
+def test_a_node_that_a_provider_takes_and_cannot_run_goes_to_the_cpu(
+    limited: choose.Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """onnxruntime's own words about a node of which nobody knew; the step then runs, and the state is not spoiled."""
+    graph = training()
+    there, ours, failed = ob.Trainer(graph, device="webgpu"), ob.Trainer(graph), list[str]()
+    run = trainers.Buffers.run
+
+    def fails(buffers: Any) -> None:
+        (node, *_) = [n for n in there._placed._model.graph.node if n.op_type == "Relu"]  # type: ignore[union-attr]
+        name = node.name or f"Relu/{node.output[0]}"
+        if name not in there._placed._moved:  # type: ignore[union-attr]
+            failed.append(name)
+            raise RuntimeError(
+                f"[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Relu node. "
+                f"Name:'{name}_token_7' Status Message: no such thing."
+            )
+        run(buffers)
+
+    monkeypatch.setattr(placed, "placement", _on_device)
+    monkeypatch.setattr(trainers.Buffers, "run", fails)
+    given = batches(10, 10)
+    found = [there.step(batch) for batch in given]
+    monkeypatch.setattr(trainers.Buffers, "run", run)
+    np.testing.assert_allclose(found, [ours.step(batch) for batch in given], rtol=1e-5)
+    assert len(failed) == 1
+    (reason,) = there._placed._moved.values()  # type: ignore[union-attr]
+    assert reason == "its kernel fails there, no such thing"
+    assert limited.provider.name == "webgpu"
+
+
+def _on_device(session: Any, target: Any, model: Any, host: Any) -> Placement:
+    """As if the CPU were a device."""
+    return Placement(target.name, len(model.graph.node), tuple(Elsewhere("?", name, why) for name, why in host.items()))
+
+
+def test_the_sentence() -> None:
+    nodes = [Elsewhere("MaxPool", "p1", "no Indices"), *(Elsewhere("Add", f"a{n}", "no int64") for n in range(6))]
+    assert str(Placement("WebGpu", 288, tuple(nodes))) == (
+        "281 of 288 nodes on WebGpu; MaxPool 'p1' on the CPU: no Indices; "
+        "Add 'a0', Add 'a1', Add 'a2', Add 'a3' and 2 more on the CPU: no int64"
+    )
+    assert str(Placement("WebGpu", 3)) == "3 of 3 nodes on WebGpu"
+
+
+@pytest.mark.usefixtures("limited")
+def test_routes_of_python_and_ranks_do_not_go_with_a_device() -> None:
+    with pytest.raises(ob.InvalidArgumentError, match="kernels: expected kernels 'onnx' with a device, got 'numpy'"):
+        ob.Trainer(training(), device="webgpu", kernels="numpy")
+
+
+@pytest.mark.usefixtures("limited")
+def test_other_doors(rng: np.random.Generator) -> None:
+    """A session, a function and a check on a device give what they give on the CPU, whatever is fed."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[4] x) => (float e) '
+        "{ a = MatMul (w, x) b = Tanh (a) c = Mul (b, b) e = ReduceSum <keepdims = 0> (c) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((4, 4)).astype(np.float32), "w"))
+    ours, there = (ob.value_and_grad(model, ["x"], hvp=True, device=device) for device in (None, "webgpu"))
+    sessions = ob.session(model), ob.session(model, device="webgpu")
+    for _ in range(3):
+        x, p = rng.standard_normal((2, 4))
+        np.testing.assert_allclose(there(x)[1], ours(x)[1], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(there.hvp(x, p), ours.hvp(x, p), rtol=1e-4, atol=1e-5)
+        a, b = (np.asarray(session.run(None, {"x": x.astype(np.float32)})[0]) for session in sessions)
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def webgpu() -> str:
+    if find_spec("onnxruntime_ep_webgpu") is None:
+        pytest.skip("the plugin is not installed: pip install onnxruntime-ep-webgpu, or make devices")
+    if not any(device.name == "webgpu" for device in ob.devices()):
+        pytest.skip("there is no adapter: make devices brings one in software")
+    return "webgpu"
+
+
+def test_on_webgpu(webgpu: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Losses of the CPU; state copied there once and back for a checkpoint; what runs elsewhere is said once."""
+    found = beside(tiny(), webgpu, 6, read_every=3)
+    assert found["unlike"] < 1e-5
+    assert found["copied"] == 0
+    assert found["saved"] == found["state"] - 1, "the counter of steps lies in the CPU's memory"
+    assert {reason for _, reason in found["elsewhere"]} == {"its kernel there takes no int64"}
+    said = [record.message for record in caplog.records if "nodes on WebGpu" in record.message]
+    assert len(said) == 1
+
+
+def test_a_function_on_webgpu_sees_what_it_is_fed(webgpu: str, rng: np.random.Generator) -> None:
+    """A binding copies what is fed to the device at once: one that were kept would give the first gradient again."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[3] x) => (float e) { c = Mul (x, x) e = ReduceSum <keepdims = 0> (c) }'
+    )
+    function = ob.value_and_grad(model, ["x"], device=webgpu)
+    for _ in range(3):
+        x = rng.standard_normal(3)
+        np.testing.assert_allclose(function(x)[1], 2 * x, rtol=1e-5)
