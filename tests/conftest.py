@@ -22,14 +22,14 @@ _create = onnxruntime.InferenceSession.__init__
 
 
 @wraps(_create)
-def _create_quietly(session: Any, model: Any, sess_options: Any = None, *args: Any, **kwargs: Any) -> None:
+def _create_quietly(self: Any, path_or_bytes: Any, sess_options: Any = None, *args: Any, **kwargs: Any) -> None:
     """No session's threads wait busily, which takes the cores from the other processes, unless its options say so."""
     options = onnxruntime.SessionOptions() if sess_options is None else sess_options
     try:
         options.get_session_config_entry(SPINNING)
     except RuntimeError:  # nothing is said
         options.add_session_config_entry(SPINNING, "0")
-    _create(session, model, options, *args, **kwargs)
+    _create(self, path_or_bytes, options, *args, **kwargs)
 
 
 onnxruntime.InferenceSession.__init__ = _create_quietly  # before the package makes sessions of its own of it
