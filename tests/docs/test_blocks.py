@@ -12,6 +12,7 @@ from tests.docs.setups import SETUPS
 
 _ELSEWHERE = "tests/onnx_backprop/text/test_page.py runs it"
 PAGE_OF_TEXT, OF_GENAI = f'needs the extra "text"; {_ELSEWHERE}', f"needs onnxruntime-genai; {_ELSEWHERE}"
+OF_ADAPTERS = "needs a folder of onnxruntime-genai's builder; tests/onnx_backprop/web/test_trainer_js.py runs it"
 # All that is not run; whatever is added here is added on the page too, with its reason.
 NOT_RUN = {
     "CONTRIBUTING.md": ["the rule exists, and a second one for an operator is refused"],
@@ -20,7 +21,8 @@ NOT_RUN = {
     "docs/plugin.md": ["needs a C compiler; tests/plugin runs the command"],
     "docs/devices.md": ["needs the device"],
     "docs/distributed.md": ["needs Slurm; not tried by us", "needs Kubernetes; not tried by us"],
-    "docs/language_models.md": [PAGE_OF_TEXT, OF_GENAI, *[PAGE_OF_TEXT] * 4],
+    "docs/language_models.md": [PAGE_OF_TEXT, OF_GENAI, *[PAGE_OF_TEXT] * 5],
+    "docs/web.md": [OF_ADAPTERS],
     "docs/migrating.md": ["needs onnxruntime-training"],
     "docs/pytorch.md": ["needs PyTorch", "needs PyTorch"],
     "docs/tutorial.md": ["needs PyTorch"],

@@ -63,6 +63,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     ),
     "gptoss": ("GptOss", {**WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2}, []),
     "smollm3": ("SmolLM3", {"tie_word_embeddings": True}, []),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, []),
 }
 
 

@@ -42,7 +42,7 @@ def ours(graph: ob.TrainingGraph) -> tuple[list[float], ob.Trainer]:
     return [trainer.step(input_ids=ids, labels=ids) for ids in families.batches()], trainer
 
 
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", [*families.FAMILIES, "lfm2"])
 def test_all_weights(family: str, tmp_path: Path) -> None:
     """The same losses, and as many numbers are trained as the module has parameters, tied ones counted once."""
     path = file(family, "fp32")

@@ -20,13 +20,14 @@ def test_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.chdir(tmp_path)
     shutil.copytree(FOLDER, tmp_path / "llama-int4")
     code: list[Block] = [block for block in blocks(ROOT / "docs" / "language_models.md") if block.language]
-    assert [block.not_run for block in code] == [PAGE_OF_TEXT, OF_GENAI, *[PAGE_OF_TEXT] * 4]
-    command, genai, *python = code
+    assert [block.not_run for block in code] == [PAGE_OF_TEXT, OF_GENAI, *[PAGE_OF_TEXT] * 5]
+    command, genai, *others = code
     names: dict[str, Any] = {"__name__": "language_models"}
-    for block in python:
+    for block in sorted(others, key=lambda block: block.language == "bash"):
         run(block, names)
     assert "It is 6. |  It is 6." in capsys.readouterr().out
     assert (tmp_path / "answers" / "answers.onnx_adapter").is_file()
+    assert (tmp_path / "preferring" / "adapter.onnx_adapter").is_file()
     run(command, names)
     pytest.importorskip("onnxruntime_genai")
     run(genai, names)
