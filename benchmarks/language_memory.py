@@ -1,11 +1,11 @@
 """`python -m benchmarks.language_memory`: peak memory and time of training a decoder, beside torch and peft.
 
 A decoder of random weights, SmolLM2's shape by default (135 M parameters), is exported with its weights in a file
-beside it; with `--int4`, onnxruntime-genai's builder writes it. Contenders are processes of their own that take turns, step by
-step: float32, AdamW, LoRA of `--rank` beside q and v (beside the packed q, k and v of an int4 file), and all weights.
-Seconds of the clock and of the processor are the medians of some steps behind an untimed one. Where other jobs use the
-machine, read the processor's, on `--threads 1`: a thread that waits for another one waits busily. Needs torch,
-transformers and peft beside this project; `--ours PYTHON` runs our side elsewhere.
+beside it; with `--int4`, onnxruntime-genai's builder writes it. Contenders are processes of their own that take turns,
+step by step: float32, AdamW, LoRA of `--rank` beside q and v (beside the packed q, k and v of an int4 file), and all
+weights. Seconds of the clock and of the processor are the medians of some steps behind an untimed one. Where other jobs
+use the machine, read the processor's, on `--threads 1`: a thread that waits for another one waits busily. Needs torch,
+transformers and peft beside this project, onnxscript for the export; `--ours PYTHON` runs our side elsewhere.
 """
 
 from __future__ import annotations

@@ -49,12 +49,15 @@ def infer_missing(model: ModelProto, ops: Mapping[str, Op]) -> None:
 
 
 def state_types(model: ModelProto, ops: Mapping[str, Op]) -> None:
-    """State the element types of what nodes of our domain put out in the main graph, where an input's says them."""
+    """State the element types of what nodes of our domain put out in the main graph, where an input's says them.
+
+    Not of a node that leaves out an output before another: by itself, onnxruntime refuses it where it is a kernel's.
+    """
     graph, scope = model.graph, Scope(model.graph)
     types, noted = dict[str, int](), {value.name for value in graph.value_info}
     for node in graph.node:
         op = ops.get(node.op_type) if node.domain == DOMAIN else None
-        if op is None:
+        if op is None or "" in node.output:
             continue
         named = (name for spec, name in zip(op.inputs, node.input, strict=False) if name and spec.type_name == "T1")
         first = next((found for name in named if (found := scope.element_type(name) or types.get(name))), 0)
