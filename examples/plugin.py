@@ -31,7 +31,7 @@ class Training:
         self.session = onnxruntime.InferenceSession(str(folder / "training.onnx"), options)
         initial = onnxruntime.InferenceSession(str(folder / "initial.onnx"))
         self.names = [value.name for value in initial.get_outputs()]
-        arrays = dict(zip(self.names, initial.run(None, {}), strict=True))
+        arrays = dict(zip(self.names, map(np.asarray, initial.run(None, {})), strict=True))
         about = self.session.get_modelmeta().custom_metadata_map
         same = about["in_place"].split("\n")  # what a step overwrites, as the last thing that it does
         first = {name: _copy(array) for name, array in arrays.items()}

@@ -129,7 +129,7 @@ def _of_outputs(graph: TrainingGraph, lengths: Lengths) -> Lengths:
         pair
         for name, result in zip(graph.outputs, results, strict=True)
         if name in declared and declared[name].type.tensor_type.HasField("shape")
-        for pair in zip(_dims(declared[name]), np.shape(result), strict=True)
+        for pair in zip(_dims(declared[name]), np.asarray(result).shape, strict=True)
     ]
     return {d: length for d, length in pairs if isinstance(d, str) and d not in lengths}
 

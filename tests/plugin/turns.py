@@ -4,6 +4,7 @@ python tests/plugin/turns.py (library FOLDER TARGET | trainer FOLDER) DATA.npz; 
 """
 
 import json
+import runpy
 import statistics
 import sys
 import time
@@ -17,11 +18,9 @@ THREADS = 1  # those that wait for another count as work
 
 
 def library(folder: str, target: str) -> Callable[[dict[str, np.ndarray]], float]:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-    from plugin import Training
-
     (path,) = (Path(folder) / target).glob("onnx_backprop.*")
-    training, rate = Training(Path(folder), path, threads=THREADS), np.array(1e-6, np.float32)
+    train = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "plugin.py"))["Training"]
+    training, rate = train(Path(folder), path, threads=THREADS), np.array(1e-6, np.float32)
     return lambda batch: training.step({**batch, "learning_rate": rate})
 
 
