@@ -103,8 +103,7 @@ def _has_half(target: Target) -> bool:
 def devices() -> list[Device]:
     """The devices that `device=` takes here, the CPU first.
 
-        >>> [device.name for device in ob.devices()]
-        ['cpu']
+        assert "cpu" in [device.name for device in ob.devices()]
 
     Plugin libraries of providers that are installed are registered with onnxruntime. Several devices of one provider
     are "webgpu", "webgpu:1", ….
