@@ -10,7 +10,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProt
 from onnx_ir.passes.common import InlinePass
 
 from onnx_backprop.converters.devices.expand import FORMS, Known
-from onnx_backprop.converters.devices.limits import Limits
+from onnx_backprop.converters.devices.limits import HOST, Limits
 from onnx_backprop.converters.devices.narrow import to_float32
 from onnx_backprop.converters.prepare.fold import folded_lengths
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
@@ -24,7 +24,6 @@ from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.types import Dims, shapes_of
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, attributes_of, constant_tensor, is_standard, reads
 
-HOST = "host"  # the annotation of nodes that are for the CPU: the session's layer_assignment_settings says "cpu(host)"
 _ANNOTATION = "layer_ann"  # which onnxruntime reads in a node's metadata
 _NO_INDICES = "its kernel gives no Indices"
 _NO_HALF = "the device has no arithmetic in float16"

@@ -45,7 +45,7 @@ def sign(op: Emitter, node: NodeProto, known: Known) -> dict[str, str] | None:
     """[x > 0] - [x < 0]; NaN becomes 0."""
     (x,) = node.input
     kind = known.types.get(x)
-    if kind not in (TensorProto.FLOAT, TensorProto.FLOAT16):
+    if kind is None or kind not in (TensorProto.FLOAT, TensorProto.FLOAT16):
         return None
     zero = op.constant(0, helper.tensor_dtype_to_np_dtype(kind).type)
     return {node.output[0]: op.Sub(op.Cast(op.Greater(x, zero), to=kind), op.Cast(op.Less(x, zero), to=kind))}
@@ -154,7 +154,7 @@ def _max_pool_backward(op: Emitter, node: NodeProto, known: Known) -> dict[str, 
     if known.types.get(node.input[0]) != TensorProto.FLOAT:
         return None
     result = max_pool_backward(op, node, known.shapes)
-    return result and {node.output[0]: result}
+    return None if result is None else {node.output[0]: result}
 
 
 # "MaxPoolBackward" stands for the Indices of MaxPool, which its body in standard operators reads.

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+HOST = "host"  # the annotation of nodes that are for the CPU: the session's layer_assignment_settings says "cpu(host)"
+
 
 @dataclass(frozen=True)
 class Limits:

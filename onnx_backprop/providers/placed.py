@@ -13,7 +13,7 @@ import onnxruntime
 from onnx import ModelProto
 
 from onnx_backprop import ort_ops
-from onnx_backprop.converters.devices.adapt import HOST, adapted
+from onnx_backprop.converters.devices.limits import HOST
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.half import holds_half
@@ -144,6 +144,8 @@ class Placed:
         return tuple((name, *shape) for name, shape in lengths.items())
 
     def _opened(self, lengths: Lengths) -> onnxruntime.InferenceSession:
+        from onnx_backprop.converters.devices.adapt import adapted  # not above: the CPU needs no converter
+
         fixed = lengths if self._limits.fixed_lengths else None
         made = adapted(self._model, self._limits, lengths=fixed, host=self._moved)
         providers = self.target.append_to(self._options)

@@ -113,11 +113,10 @@ class Buffers:
     def _move(self, name: str, place: Any) -> bool:
         """Bring a tensor of the state into a memory; whether that is possible."""
         assert self._memory is not None
-        moved = [self._memory.moved(values[name], place) for values in self._sets]
-        if None in moved:
+        first, second = (self._memory.moved(values[name], place) for values in self._sets)
+        if first is None or second is None:
             return False
-        for values, value in zip(self._sets, moved, strict=True):
-            values[name] = value
+        self._sets[0][name], self._sets[1][name] = first, second
         self._places[name] = place.name
         return True
 

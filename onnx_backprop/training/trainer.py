@@ -449,7 +449,7 @@ class Trainer:
     ) -> dict[str, Any]:
         accepted = {value.name for value in evaluation.get_inputs()}
         weights = {**self._frozen, **weights}
-        fed = batch | {name: value for name, value in weights.items() if name in accepted}
+        fed = {**batch, **{name: value for name, value in weights.items() if name in accepted}}
         outputs = evaluation.get_outputs()
         names = [value.name for value in outputs]
         if not all(value.type.startswith("tensor(") for value in outputs):

@@ -11,9 +11,9 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper, parser
 
 import onnx_backprop as ob
-from onnx_backprop.converters.devices.adapt import HOST, adapted
+from onnx_backprop.converters.devices.adapt import adapted
 from onnx_backprop.converters.devices.expand import FORMS
-from onnx_backprop.converters.devices.limits import NO_LIMITS, Limits
+from onnx_backprop.converters.devices.limits import HOST, NO_LIMITS, Limits
 from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.opset.graphs.walk import all_nodes
 from onnx_backprop.providers.table import WEBGPU
