@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.batched import write_out
-from onnx_backprop.converters.prepare.free import Free
+from onnx_backprop.converters.prepare.lengths.free import Free
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress

@@ -12,9 +12,9 @@ from onnx_ir.passes.common import InlinePass
 from onnx_backprop.converters.devices.expand import FORMS, Known
 from onnx_backprop.converters.devices.limits import HOST, Limits
 from onnx_backprop.converters.devices.narrow import to_float32
-from onnx_backprop.converters.prepare.fold import folded_lengths
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
+from onnx_backprop.converters.prepare.lengths.fold import folded_lengths
 from onnx_backprop.converters.prepare.load import infer
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, MIN_BODY_OPSET, attach_kernels

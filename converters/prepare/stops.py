@@ -7,8 +7,8 @@ import onnx_ir as ir
 from onnx import FunctionProto, ModelProto
 
 from onnx_backprop.converters.prepare.exporters.detached import STOP
-from onnx_backprop.converters.prepare.free import Free, free_lengths
 from onnx_backprop.converters.prepare.ir_models import to_ir
+from onnx_backprop.converters.prepare.lengths.free import Free, free_lengths
 from onnx_backprop.converters.prepare.load import Edit, prepare
 from onnx_backprop.converters.prepare.selection import Patterns, select
 from onnx_backprop.opset.core.errors import InvalidArgumentError

@@ -22,7 +22,7 @@ from onnx_backprop.converters.training.metadata import FORMAT, METADATA, OPTIONA
 from onnx_backprop.converters.training.settings import Settings
 from onnx_backprop.converters.training.slots import MEAN, Slot
 from onnx_backprop.converters.training.whole_decoder import stored_decoder
-from onnx_backprop.opset.core.errors import InvalidArgumentError, printable
+from onnx_backprop.opset.core.errors import InvalidArgumentError, printable, warn
 from onnx_backprop.opset.core.mapped import to_array, whole
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import assign, replace_values, without_tensors
@@ -258,6 +258,11 @@ class TrainingGraph:
         from onnx_backprop.converters.recompute.memory import describe  # for which onnx_ir is imported
 
         return describe(self.options.memory)
+
+    def memory_told(self) -> str:
+        """The former name of `memory_summary`, for one more release."""
+        warn("memory_told is called memory_summary, and the next release will not know this name")
+        return self.memory_summary()
 
     def __str__(self) -> str:
         """The summary."""

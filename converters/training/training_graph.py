@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.decoder import CacheEditor
-from onnx_backprop.converters.prepare.free import Free
+from onnx_backprop.converters.prepare.lengths.free import Free
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.recompute.memory import check_memory
 from onnx_backprop.converters.reverse.differentiate import Progress

@@ -7,8 +7,8 @@ from typing import Any
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.prepare.free import Free
 from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
+from onnx_backprop.converters.prepare.lengths.free import Free
 from onnx_backprop.converters.prepare.load import Edit, infer_large
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.prepare.stops import prepared

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from onnx import GraphProto, ModelProto
 
-from onnx_backprop.converters.prepare.fold import folded
-from onnx_backprop.converters.prepare.free_search import Search, with_lengths
 from onnx_backprop.converters.prepare.large_weights import set_aside
+from onnx_backprop.converters.prepare.lengths.fold import folded
+from onnx_backprop.converters.prepare.lengths.search import Search, with_lengths
 from onnx_backprop.converters.prepare.load import prepare
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import suggest

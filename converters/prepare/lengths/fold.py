@@ -6,7 +6,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnx_backprop.converters.prepare.free_search import with_lengths
+from onnx_backprop.converters.prepare.lengths.search import with_lengths
 from onnx_backprop.converters.prepare.load import infer
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.facts import SHAPE
