@@ -31,7 +31,7 @@ def sample() -> list[Case]:
         by_operator[one.op].append(one)
     rng = np.random.default_rng(SEED)
     chosen = [own[i] for own in by_operator.values() for i in rng.choice(len(own), PER_OPERATOR, replace=False)]
-    return [*chosen, *(one for one in operators.MORE if one not in chosen)]
+    return [*chosen, *(one for one in operators.MORE if all(one is not other for other in chosen))]
 
 
 def test_every_operator_has_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:

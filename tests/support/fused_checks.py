@@ -116,7 +116,7 @@ def fused(
 ) -> Fused:
     """A case of `check_all_fused`; settings: of `one_node`."""
     model = one_node(op_type, feeds, outputs, constants=constants, **settings)
-    shapes = ", ".join(f"{n} {'' if a is None else a.dtype.name}{np.shape(a)}" for n, a in feeds.items())
+    shapes = ", ".join(f"{n} {'none' if a is None else f'{a.dtype.name}{a.shape}'}" for n, a in feeds.items())
     name = f"{op_type}({shapes}) {outputs} {settings}"
     given = {name: x for name, x in feeds.items() if x is not None and name not in constants}
     return Fused(name, model, given, wrt, tolerance)
@@ -195,8 +195,9 @@ def _gradients_of(cases: Sequence[Fused], model: ModelProto, written_out: ModelP
 
     def run_exactly(**moved: np.ndarray) -> list[dict[str, np.ndarray]]:
         """The float outputs of each case by name."""
-        answers = zip((v.name for v in model.graph.output), forward.run(None, exact | moved), strict=True)
-        return [{n: y for n, y in own if np.asarray(y).dtype.kind == "f"} for own in _each(cases, answers)]
+        arrays = map(np.asarray, forward.run(None, exact | moved))
+        answers = zip((v.name for v in model.graph.output), arrays, strict=True)
+        return [{n: y for n, y in own if y.dtype.kind == "f"} for own in _each(cases, answers)]
 
     at = run_exactly()
     wrt = [f"{n}/{name}" for n, case in enumerate(cases) for name in case.wrt]
