@@ -50,8 +50,8 @@ class _Computed:
     changed = False
 
     @property
-    def memory(self) -> np.ndarray:
-        return np.ascontiguousarray(self.function()).reshape(-1).view(np.uint8)
+    def memory(self) -> memoryview:
+        return np.ascontiguousarray(self.function()).reshape(-1).view(np.uint8).data
 
 
 _files: dict[str, _File | _Computed] = {}  # by location; for good: nothing tells when the last reference is gone

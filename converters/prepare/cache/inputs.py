@@ -113,10 +113,9 @@ class Decoder:
             return []
         for _, axes, node, index in self._views(name, list(range(rank))):
             slots = _PASTS.get(_key(node), {})
-            if index in slots and (slot := slots[index]) is None:
-                return [None]
-            if index in slots and slot is not None and slot < len(axes):
-                return [axes[slot]]
+            slot = slots.get(index)
+            if index in slots and (slot is None or slot < len(axes)):
+                return [None if slot is None else axes[slot]]
             if is_standard(node, "Concat") and self._appends(node, len(axes)):
                 axis = axes[attributes_of(node)["axis"] % len(axes)]
                 if axis and (axis < rank - 1 or "past" in name):

@@ -222,6 +222,7 @@ def test_floats_of_packed_weights_are_computed_when_they_are_written(
     monkeypatch.setattr(mapped, "PROTO_LIMIT", 10_000)
     found = results(path)
     assert [is_reference(model) for model in found] == [[True], [True], [False]]
+    written: dict[str, Array] = {}
     for n, (one, other) in enumerate(zip(found, expected, strict=True)):
         ob.save_model(one, tmp_path / f"{n}.onnx")
         written, theirs = (
