@@ -31,7 +31,7 @@ def test_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     class Twin:
-        graph, kernels = "graph", "native"
+        graph, kernels, where = "graph", "native", {"device": "cpu"}
         session_options = onnxruntime.SessionOptions()
 
         def __init__(self, graph: str = "", **arguments: Any) -> None:
@@ -47,5 +47,6 @@ def test_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         profiling.profile(trainer, {})
     ((graph, arguments),) = seen
     assert (graph, arguments["kernels"], arguments["learning_rate"]) == ("graph", "native", 0.0)
+    assert arguments["device"] == "cpu"
     assert getattr(arguments["session_options"], name) == SETTINGS[name]
     assert arguments["session_options"].enable_profiling
