@@ -45,21 +45,21 @@ class Ranks:
         shard_update: bool,
     ) -> None:
         """All ranks do this. Errors: ReplicaError where their graphs or programs are not the same."""
-        self._trainer, self._every, self._communicator = trainer, verify_every, trainer.communicator
-        end_all_on_uncaught(self._communicator)
+        self._trainer, self._every, self.communicator = trainer, verify_every, trainer.communicator
+        end_all_on_uncaught(self.communicator)
         advice = "Install the same everywhere"
         check_equal(
-            self._communicator, "other versions", [f"{name} {version(name)}".encode() for name in _PROGRAMS], advice
+            self.communicator, "other versions", [f"{name} {version(name)}".encode() for name in _PROGRAMS], advice
         )
-        start = start_of(self._communicator) if overlap and trainer.kernels == "native" else None
+        start = start_of(self.communicator) if overlap and trainer.kernels == "native" else None
         options = f"{trainer.kernels} {sync_batch_norm} {start is not None} {shard_update}"
         graph = [model.SerializeToString(deterministic=True), options.encode()]
-        check_equal(self._communicator, "another training graph", graph, "Give every rank the same model and options")
+        check_equal(self.communicator, "another training graph", graph, "Give every rank the same model and options")
         parts = split(trainer.graph, model)
         self.update = parts.update
-        self.division = Division(trainer.graph, parts.update, self._communicator) if shard_update else None
+        self.division = Division(trainer.graph, parts.update, self.communicator) if shard_update else None
         self.replica = Replica(
-            trainer.graph, parts, self._communicator, self._open, sync_batch_norm=sync_batch_norm, start=start
+            trainer.graph, parts, self.communicator, self._open, sync_batch_norm=sync_batch_norm, start=start
         )
 
     def _open(self, model: ModelProto) -> onnxruntime.InferenceSession:
@@ -72,12 +72,12 @@ class Ranks:
         random = graph.slot(RANDOM)
         for name in sorted(state):
             if name == random or name not in graph.fill:
-                self._communicator.broadcast(state[name])
+                self.communicator.broadcast(state[name])
 
     def summed(self, batch: Mapping[str, Any], state: Mapping[str, OrtValue]) -> dict[str, OrtValue]:
         """What the update reads: gradients, loss and statistics of the whole batch."""
         inputs = self._trainer.inputs
-        shard = own_rows(batch, self._communicator.rank, self._communicator.size)
+        shard = own_rows(batch, self.communicator.rank, self.communicator.size)
         fed = inputs.ort_values(shard) if shard.rows else {}
 
         def run(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, again: bool) -> None:
@@ -100,18 +100,18 @@ class Ranks:
             parts = [f"{self._trainer.steps} {self._trainer.learning_rate!r}".encode(), *named(state)]
             what = f"after step {self._trainer.steps} another state"
             check_equal(
-                self._communicator, what, parts, "Ranks need equal processors and programs; resume from a checkpoint"
+                self.communicator, what, parts, "Ranks need equal processors and programs; resume from a checkpoint"
             )
 
     def whole_batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Every size-th batch of a loader, beginning with that of the rank."""
         if isinstance(loader, Batches):
-            return loader.every(self._communicator.rank, self._communicator.size)
-        return islice(loader, self._communicator.rank, None, self._communicator.size)
+            return loader.every(self.communicator.rank, self.communicator.size)
+        return islice(loader, self.communicator.rank, None, self.communicator.size)
 
     def totals(self, total: float, seen: float) -> tuple[float, float]:
         """The sums of two numbers over all ranks, in the order of the ranks."""
-        rows_of_all = gathered(self._communicator, np.array([total, seen], np.float64))
+        rows_of_all = gathered(self.communicator, np.array([total, seen], np.float64))
         return float(sum(rows_of_all[:, 0].tolist())), float(sum(rows_of_all[:, 1].tolist()))
 
     def from_first(
@@ -122,12 +122,12 @@ class Ranks:
         state: shapes and types of the graph's.
         """
         fits = {name: [list(a.shape), str(a.dtype)] for name, a in tensors.items()}
-        about, fits = broadcast_json(self._communicator, [about, fits])
+        about, fits = broadcast_json(self.communicator, [about, fits])
         if fits != {name: [list(shape), str(dtype)] for name, (shape, dtype) in state.items()}:
             if tensors:
                 return tensors, about  # rank 0 says what is wrong
             raise CheckpointError("the checkpoint of rank 0 belongs to another training graph")
         tensors = tensors or {name: np.empty(shape, dtype) for name, (shape, dtype) in state.items()}
         for name in sorted(tensors):
-            self._communicator.broadcast(tensors[name])
+            self.communicator.broadcast(tensors[name])
         return tensors, about

@@ -15,16 +15,14 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.writing.files import save_model
-from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, NEXT_TOKEN, SKIPPED_STEPS
+from onnx_backprop.converters.training.names import GOOD_STEPS, LEAST_SCALE, LOSS_SCALE, SKIPPED_STEPS
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.slots import COUNTER, RANDOM, SCALE
 from onnx_backprop.converters.training.split import step_alone
 from onnx_backprop.distributed import connected
-from onnx_backprop.distributed.shards import Shard, Weights
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.mapped import give_back, whole
-from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, PYTHON_KERNELS
 from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.opset.graphs.lazy import ir
@@ -46,11 +44,11 @@ from onnx_backprop.providers.placed import Placed, check_kernels, options_for
 from onnx_backprop.providers.placement import Placement
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
-from onnx_backprop.training.data.batches import of_data
-from onnx_backprop.training.divergence import BadBatchError, accept, check_finite, diverged, not_finite
+from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
+from onnx_backprop.training.evaluation import Evaluator, lengths_of
 from onnx_backprop.training.fitting import fit
-from onnx_backprop.training.inputs import Inputs, refusals, rows
-from onnx_backprop.training.reports.history import Losses, TokenLoss
+from onnx_backprop.training.inputs import Inputs, refusals
+from onnx_backprop.training.reports.history import Losses
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
 if TYPE_CHECKING:
@@ -206,11 +204,7 @@ class Trainer:
             unread=int(read_every),
         )
         self.inputs = Inputs(self.graph)
-        loss = self.graph.options.loss
-        tokens = isinstance(loss, dict) and loss.get("name") == NEXT_TOKEN and loss.get("reduction") != "sum"
-        self._counts = Weights(self.graph) if tokens else None
-        # by whether they compute the loss alone
-        self._evaluations: dict[bool, onnxruntime.InferenceSession | Placed] = {}
+        self._evaluator = Evaluator(self.graph, self.inputs, self._open, self._frozen)
         counters = {name: self.graph.slot(COUNTER, name) for name in (GOOD_STEPS, SKIPPED_STEPS)}
         self._counters = {LOSS_SCALE: self.graph.slot(SCALE), **counters}
         if random := self.graph.slot(RANDOM):
@@ -282,7 +276,7 @@ class Trainer:
             if self._placed is None:
                 self._run(fed)
             else:
-                self._placed.run(_lengths(fed), partial(self._run, fed))
+                self._placed.run(lengths_of(fed), partial(self._run, fed))
         losses = self._read(buffers.steps + 1, feeds) if buffers.is_full else []
         buffers.renew()
         if self._division is not None:
@@ -426,36 +420,7 @@ class Trainer:
 
         Arrays, and of outputs that are no tensors, as the maps of ZipMap, what `InferenceSession.run` gives.
         """
-        return self._predicted(self.inputs.together(batch, more), self._weights(ema=ema))
-
-    def _predicted(self, feeds: Feeds, weights: Mapping[str, OrtValue], *, loss_alone: bool = False) -> dict[str, Any]:
-        if loss_alone not in self._evaluations:
-            model = self.graph.eval_model(outputs=() if loss_alone else None, mapped=True)
-            model = without_tensors(model, self.graph.forward_state)
-            self._take(model)
-            if self._placed is None:
-                self._evaluations[loss_alone] = session(model, kernels=None, session_options=self.session_options)
-            else:
-                self._evaluations[loss_alone] = Placed(model, self._placed.target, self.session_options)
-        evaluation = self._evaluations[loss_alone]
-        batch = self.inputs.ort_values(feeds)
-        with refusals(batch):
-            if isinstance(evaluation, Placed):
-                return evaluation.run(_lengths(batch), partial(self._outputs, batch, weights))
-            return self._outputs(batch, weights, evaluation)
-
-    def _outputs(
-        self, batch: Mapping[str, OrtValue], weights: Mapping[str, OrtValue], evaluation: onnxruntime.InferenceSession
-    ) -> dict[str, Any]:
-        accepted = {value.name for value in evaluation.get_inputs()}
-        weights = {**self._frozen, **weights}
-        fed = {**batch, **{name: value for name, value in weights.items() if name in accepted}}
-        outputs = evaluation.get_outputs()
-        names = [value.name for value in outputs]
-        if not all(value.type.startswith("tensor(") for value in outputs):
-            return dict(zip(names, evaluation.run(names, fed), strict=True))
-        results = evaluation.run_with_ort_values(names, fed)
-        return {name: np.array(value.numpy()) for name, value in zip(names, results, strict=True)}
+        return self._evaluator.outputs(self.inputs.together(batch, more), self._weights(ema=ema))
 
     def evaluate(
         self, loader: Iterable[Any] | Feeds | None = None, /, *arrays: Any, ema: bool = False, **more: Any
@@ -469,44 +434,17 @@ class Trainer:
         """
         weights = self._weights(ema=ema)
         if loader is None or isinstance(loader, Mapping) or arrays or more:
-            batch = self.inputs.together([loader, *arrays], more)
-            return self._of_tokens(self._measured(batch, weights, "the loss is"), self._weight(batch))
+            return self._evaluator.loss(self.inputs.together([loader, *arrays], more), weights)
         if not isinstance(loader, Iterable):
             self.inputs.check_loader(loader)
-        total, seen = 0.0, 0
-        batches = loader if self._ranks is None else self._ranks.whole_batches(loader)
-        first, step = (0, 1) if self._ranks is None else (self.communicator.rank, self.communicator.size)
-        for n, batch in enumerate(shown(batches, what="evaluating", unit="batch")):
-            feeds = self.named(batch)
-            try:
-                loss = self._measured(feeds, weights, f"in batch {first + n * step} of the evaluation the loss is")
-            except BadBatchError as e:
-                raise of_data(e, loader, first + n * step, "the data of the evaluation") from None
-            count = self._weight(feeds)
-            total += count * loss
-            seen += count
-        if self._ranks is not None:
-            total, seen = self._ranks.totals(total, seen)
-        if not seen:
-            what = "is empty; expected at least one batch" if self._counts is None else "holds no token that counts"
-            raise InvalidArgumentError(f"the loader {what}")
-        return self._of_tokens(total / seen, seen)
+        return self._evaluator.mean(loader, weights, self._ranks)
 
-    def _weight(self, feeds: Feeds) -> float:
-        """What a batch counts in a mean over several: its rows, or of a loss of tokens those that count."""
-        if self._counts is None:
-            return rows(feeds[self.graph.inputs[0]])
-        return self._counts.of(Shard(self.inputs.checked(feeds)))
-
-    def _of_tokens(self, loss: float, count: float) -> float:
-        return loss if self._counts is None else TokenLoss(loss, count)
-
-    def _measured(self, feeds: Feeds, weights: Mapping[str, OrtValue], what: str) -> float:
-        results = self._predicted(feeds, weights, loss_alone=bool(self.graph.options.blocks))
-        loss = float(results[self.graph.loss].reshape(()))
-        if not math.isfinite(loss) and (fault := self.inputs.fault(f"{what} {loss}", feeds)):
-            raise fault
-        return loss
+    def _open(self, model: ModelProto) -> onnxruntime.InferenceSession | Placed:
+        """What runs a model without state where the steps run."""
+        self._take(model)
+        if self._placed is None:
+            return session(model, kernels=None, session_options=self.session_options)
+        return Placed(model, self._placed.target, self.session_options)
 
     def named(self, batch: Any) -> dict[str, Any]:
         """A batch of a loader by names: a mapping, or a sequence in the order of `graph.inputs`."""
@@ -586,10 +524,6 @@ class Trainer:
         values = self._finite(self._buffers.arrays(self._weights(ema=ema), copy=False))
         if self.communicator.rank == 0:
             save_model(self.graph.inference_model(values, mapped=True), path)
-
-
-def _lengths(fed: Mapping[str, OrtValue]) -> dict[str, Sequence[int]]:
-    return {name: value.shape() for name, value in fed.items()}
 
 
 def _declared_rate(graph: TrainingGraph) -> np.ndarray:

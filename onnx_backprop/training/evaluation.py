@@ -1,0 +1,117 @@
+"""What the weights of a trainer give in inference mode: outputs, and the loss of batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto
+
+from onnx_backprop.converters.training.names import NEXT_TOKEN
+from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.distributed.shards import Shard, Weights
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.progress import shown
+from onnx_backprop.opset.graphs.edit import without_tensors
+from onnx_backprop.providers.placed import Placed
+from onnx_backprop.training.data.batches import of_data
+from onnx_backprop.training.divergence import BadBatchError
+from onnx_backprop.training.inputs import Inputs, refusals, rows
+from onnx_backprop.training.reports.history import TokenLoss
+
+if TYPE_CHECKING:
+    from onnx_backprop.training.ranks import Ranks
+
+Feeds = Mapping[str, Any]
+Values = Mapping[str, onnxruntime.OrtValue]
+Session = onnxruntime.InferenceSession | Placed
+
+
+class Evaluator:
+    """Runs the model of a training graph in inference mode.
+
+    open_: what runs a model whose weights are inputs; it adds to `frozen` those that nothing trains. A session is
+    opened when it is needed first: one for the outputs, one for the loss alone where logits are computed in blocks.
+    """
+
+    def __init__(
+        self, graph: TrainingGraph, inputs: Inputs, open_: Callable[[ModelProto], Session], frozen: Values
+    ) -> None:
+        self._graph, self._inputs, self._open, self._frozen = graph, inputs, open_, frozen
+        self._sessions: dict[bool, Session] = {}  # by whether they compute the loss alone
+        loss = graph.options.loss
+        tokens = isinstance(loss, dict) and loss.get("name") == NEXT_TOKEN and loss.get("reduction") != "sum"
+        self._counts = Weights(graph) if tokens else None
+
+    def outputs(self, feeds: Feeds, weights: Values, *, loss_alone: bool = False) -> dict[str, Any]:
+        """The outputs of the model, the loss among them, for a batch with its target."""
+        if loss_alone not in self._sessions:
+            model = self._graph.eval_model(outputs=() if loss_alone else None, mapped=True)
+            self._sessions[loss_alone] = self._open(without_tensors(model, self._graph.forward_state))
+        session = self._sessions[loss_alone]
+        batch = self._inputs.ort_values(feeds)
+        with refusals(batch):
+            if isinstance(session, Placed):
+                return session.run(lengths_of(batch), partial(self._run, batch, weights))
+            return self._run(batch, weights, session)
+
+    def _run(self, batch: Values, weights: Values, session: onnxruntime.InferenceSession) -> dict[str, Any]:
+        accepted = {value.name for value in session.get_inputs()}
+        fed = {**self._frozen, **weights}
+        fed = {**batch, **{name: value for name, value in fed.items() if name in accepted}}
+        outputs = session.get_outputs()
+        names = [value.name for value in outputs]
+        if not all(value.type.startswith("tensor(") for value in outputs):
+            return dict(zip(names, session.run(names, fed), strict=True))
+        results = session.run_with_ort_values(names, fed)
+        return {name: np.array(value.numpy()) for name, value in zip(names, results, strict=True)}
+
+    def loss(self, feeds: Feeds, weights: Values) -> float:
+        """The loss of a batch; a `TokenLoss` where tokens are counted."""
+        return self._of_tokens(self._measured(feeds, weights, "the loss is"), self._weight(feeds))
+
+    def mean(self, loader: Iterable[Any], weights: Values, ranks: Ranks | None) -> float:
+        """The loss of all batches, of which each of several ranks computes its share."""
+        total, seen = 0.0, 0
+        batches = loader if ranks is None else ranks.whole_batches(loader)
+        first, step = (0, 1) if ranks is None else (ranks.communicator.rank, ranks.communicator.size)
+        for n, batch in enumerate(shown(batches, what="evaluating", unit="batch")):
+            feeds = self._inputs.named(batch)
+            try:
+                loss = self._measured(feeds, weights, f"in batch {first + n * step} of the evaluation the loss is")
+            except BadBatchError as e:
+                raise of_data(e, loader, first + n * step, "the data of the evaluation") from None
+            count = self._weight(feeds)
+            total += count * loss
+            seen += count
+        if ranks is not None:
+            total, seen = ranks.totals(total, seen)
+        if not seen:
+            what = "is empty; expected at least one batch" if self._counts is None else "holds no token that counts"
+            raise InvalidArgumentError(f"the loader {what}")
+        return self._of_tokens(total / seen, seen)
+
+    def _weight(self, feeds: Feeds) -> float:
+        """What a batch counts in a mean over several: its rows, or of a loss of tokens those that count."""
+        if self._counts is None:
+            return rows(feeds[self._graph.inputs[0]])
+        return self._counts.of(Shard(self._inputs.checked(feeds)))
+
+    def _of_tokens(self, loss: float, count: float) -> float:
+        return loss if self._counts is None else TokenLoss(loss, count)
+
+    def _measured(self, feeds: Feeds, weights: Values, what: str) -> float:
+        results = self.outputs(feeds, weights, loss_alone=bool(self._graph.options.blocks))
+        loss = float(results[self._graph.loss].reshape(()))
+        if not math.isfinite(loss) and (fault := self._inputs.fault(f"{what} {loss}", feeds)):
+            raise fault
+        return loss
+
+
+def lengths_of(fed: Values) -> dict[str, Sequence[int]]:
+    """The shape of each tensor."""
+    return {name: value.shape() for name, value in fed.items()}
