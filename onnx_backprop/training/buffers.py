@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 OrtValue = onnxruntime.OrtValue
 State = Mapping[str, OrtValue]
 
+_OF_A_STATE = ("_sets", "_turn", "_places", "_rebound", "_bindings")  # what `set` puts others in the place of
+
 
 class Buffers:
     """Two sets of buffers, each with the binding of a session that reads it and writes the other.
@@ -77,7 +79,7 @@ class Buffers:
         self._bindings = WeakKeyDictionary()
 
     def set(self, state: dict[str, np.ndarray]) -> None:
-        """Take the arrays, one after the other out of `state`."""
+        """Take the arrays, one after the other out of `state`. If that fails, the state stays what it was."""
         places, others = ({}, {}) if self._division is None else self._division.allocated(self.in_place)
         first = {name: self.ort_value(name, state.pop(name), places.get(name)) for name in list(state)}
         second = {
@@ -86,11 +88,16 @@ class Buffers:
             else others.get(name) or OrtValue.ortvalue_from_shape_and_type(value.shape(), self._types[name].elem_type)
             for name, value in first.items()
         }
-        self._sets, self._turn = (first, second), 0
-        self._places.clear()
-        self._bindings.clear()
-        if self._session is not None:
-            self.use(self._session)
+        before = {name: value for name, value in vars(self).items() if name in _OF_A_STATE}
+        try:
+            self._sets, self._turn = (first, second), 0
+            self._places, self._rebound, self._bindings = {}, [], WeakKeyDictionary()
+            if self._session is not None:
+                self.use(self._session)
+        except BaseException:
+            with Deferred():
+                vars(self).update(before)
+            raise
 
     def use(self, session: onnxruntime.InferenceSession) -> None:
         """Let a session run the steps to come; what it reads in another memory than it lies in is brought there first.

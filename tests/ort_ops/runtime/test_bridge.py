@@ -17,7 +17,7 @@ from onnx import helper, parser
 import onnx_backprop as ob
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN, NATIVE_PREFIX, write_out
 from onnx_backprop.ort_ops import native_route, sessions
-from onnx_backprop.ort_ops.native_graph import lower
+from onnx_backprop.ort_ops.native_graph import lower_sound
 from onnx_backprop.ort_ops.runtime import bridge
 from onnx_backprop.ort_ops.runtime.call import MAX_PLANS
 from tests.support import single_op
@@ -166,7 +166,7 @@ def test_without_the_route_a_warning_says_why_and_standard_operators_take_over(m
     monkeypatch.setattr(native_route, "reason_against", lambda: "no such symbol")
     monkeypatch.setattr(sessions, "native_kernels_work", cache(sessions.native_kernels_work.__wrapped__))
     kernels: list[str] = []
-    monkeypatch.setattr(sessions, "lower", lambda model, name: kernels.append(name) or lower(model, name))
+    monkeypatch.setattr(sessions, "lower_sound", lambda model, name: kernels.append(name) or lower_sound(model, name))
     with caplog.at_level(logging.WARNING, "onnx_backprop"):
         session = ob.session(bias_model(), kernels="native")
         ob.session(bias_model(), kernels="native")
