@@ -38,7 +38,7 @@ from onnx_backprop.ort_ops import (
     session,
     take_weights,
 )
-from onnx_backprop.providers.choose import chosen
+from onnx_backprop.providers.choose import Target, chosen
 from onnx_backprop.providers.memory import Copies, Memory
 from onnx_backprop.providers.placed import Placed, check_kernels, options_for
 from onnx_backprop.providers.placement import Placement
@@ -184,13 +184,13 @@ class Trainer:
         native = NativeGraph(model)
         if target is not None:
             self._memory = Memory(target)
-            self._take(model)
+            _take(model, self._frozen, self._memory)
             self._placed = Placed(model, target, options)
         else:
             in_order = options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
             native = lower(model, self.kernels, [self.graph.loss], self.graph.updates if in_order else None)
             if alone:
-                self._take(native.model)
+                _take(native.model, self._frozen, self._memory)
             self._session = session(native.model, kernels=None, session_options=options)
         self._division = None if self._ranks is None else self._ranks.division
         self._buffers = Buffers(
@@ -204,7 +204,8 @@ class Trainer:
             unread=int(read_every),
         )
         self.inputs = Inputs(self.graph)
-        self._evaluator = Evaluator(self.graph, self.inputs, self._open, self._frozen)
+        open_ = partial(_open, frozen=self._frozen, memory=self._memory, target=target, options=options)
+        self._evaluator = Evaluator(self.graph, self.inputs, open_, self._frozen)  # nothing that refers to this trainer
         counters = {name: self.graph.slot(COUNTER, name) for name in (GOOD_STEPS, SKIPPED_STEPS)}
         self._counters = {LOSS_SCALE: self.graph.slot(SCALE), **counters}
         if random := self.graph.slot(RANDOM):
@@ -217,13 +218,6 @@ class Trainer:
         self.kept: tuple[str | Path, int] | None = None
         self.losses = Losses()
         self.read: dict[int, float] = {}
-
-    def _take(self, model: ModelProto) -> None:
-        """Make inputs of large weights that nothing trains, which lie in memory once."""
-        taken = take_weights(model, self._frozen, fuse=self._memory is None)
-        if self._memory is not None and (place := self._memory.info) is not None:
-            taken = {n: self._frozen.get(n) or self._memory.moved(v, place) or v for n, v in taken.items()}
-        self._frozen |= taken
 
     @property
     def placement(self) -> Placement | None:
@@ -439,13 +433,6 @@ class Trainer:
             self.inputs.check_loader(loader)
         return self._evaluator.mean(loader, weights, self._ranks)
 
-    def _open(self, model: ModelProto) -> onnxruntime.InferenceSession | Placed:
-        """What runs a model without state where the steps run."""
-        self._take(model)
-        if self._placed is None:
-            return session(model, kernels=None, session_options=self.session_options)
-        return Placed(model, self._placed.target, self.session_options)
-
     def named(self, batch: Any) -> dict[str, Any]:
         """A batch of a loader by names: a mapping, or a sequence in the order of `graph.inputs`."""
         return self.inputs.named(batch)
@@ -524,6 +511,27 @@ class Trainer:
         values = self._finite(self._buffers.arrays(self._weights(ema=ema), copy=False))
         if self.communicator.rank == 0:
             save_model(self.graph.inference_model(values, mapped=True), path)
+
+
+def _take(model: ModelProto, frozen: dict[str, OrtValue], memory: Memory | None) -> None:
+    """Make inputs of large weights that nothing trains, which lie in memory once, and add them to `frozen`."""
+    taken = take_weights(model, frozen, fuse=memory is None)
+    if memory is not None and (place := memory.info) is not None:
+        taken = {n: frozen.get(n) or memory.moved(v, place) or v for n, v in taken.items()}
+    frozen |= taken
+
+
+def _open(
+    model: ModelProto,
+    *,
+    frozen: dict[str, OrtValue],
+    memory: Memory | None,
+    target: Target | None,
+    options: SessionOptions,
+) -> onnxruntime.InferenceSession | Placed:
+    """What runs a model without state where the steps run."""
+    _take(model, frozen, memory)
+    return session(model, kernels=None, session_options=options) if target is None else Placed(model, target, options)
 
 
 def _declared_rate(graph: TrainingGraph) -> np.ndarray:
