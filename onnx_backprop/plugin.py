@@ -74,10 +74,10 @@ def compile_plugin(
     outputs = {value.name: value for value in step.graph.output}
     first = [graph.loss, *graph.updates.values()]
     assign(step.graph.output, [outputs[name] for name in [*first, *(name for name in outputs if name not in first)]])
-    told = (
+    served = (
         "; ".join(",".join(f"{name}={length}" for name, length in one.items()) for one in all_lengths) or "of the graph"
     )
-    about = {IN_PLACE: "\n".join(sorted(native.in_place)), GUARD: native.guard, LENGTHS: told}
+    about = {IN_PLACE: "\n".join(sorted(native.in_place)), GUARD: native.guard, LENGTHS: served}
     fed = [
         f"{name}\t{helper.np_dtype_to_tensor_dtype(feeds[0][name].dtype)}\t{','.join(map(str, feeds[0][name].shape))}"
         for name in graph.inputs
@@ -87,7 +87,7 @@ def compile_plugin(
     files["training.onnx"] = _with_metadata(load_from_string(files["training.onnx"]), about).SerializeToString()
     files["evaluation.onnx"] = inlined(load_from_string(files["evaluation.onnx"])).SerializeToString()
     files["initial.onnx"] = _initial(graph, dict(raw_data(files["forward.onnx"]))).SerializeToString()
-    asked = {"domain": domain, "specs": specs, "lengths": told}
+    asked = {"domain": domain, "specs": specs, "lengths": served}
     libraries = {f"{name}/onnx_backprop.{suffixes[name]}": targets.make(asked, name) for name in names}
     for name in names:
         (Path(folder) / name).mkdir(parents=True, exist_ok=True)

@@ -30,8 +30,8 @@ def standard_body(
 
     Raises what the operator's shape function raises, KernelError where a body needs to know more than is known.
     """
-    told = repr((dict(attributes), [*args], opset, outputs, single))  # repr tells 0.0 from -0.0
-    key = op.name, op.shape, op.body, told
+    arguments = repr((dict(attributes), [*args], opset, outputs, single))  # which tells 0.0 from -0.0
+    key = op.name, op.shape, op.body, arguments
     result, known = FunctionProto(), _written.get(key)
     if known is not None:
         result.CopyFrom(known)

@@ -14,15 +14,15 @@ from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
 from onnx_backprop.opset.graphs.walk import all_nodes
 
 
-def own_nodes(owner: ModelProto | GraphProto | FunctionProto) -> Iterator[NodeProto]:
+def custom_nodes(owner: ModelProto | GraphProto | FunctionProto) -> Iterator[NodeProto]:
     """Every node of our domain, in subgraphs and functions too."""
     return (node for node in all_nodes(owner) if node.domain == DOMAIN)
 
 
 def domain_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Scope]]:
-    """`own_nodes` with what each can see."""
+    """`custom_nodes` with what each can see."""
     for owner in (model.graph, *model.functions):
-        for graph, scope in scoped_graphs(owner) if any(own_nodes(owner)) else ():
+        for graph, scope in scoped_graphs(owner) if any(custom_nodes(owner)) else ():
             yield from ((node, scope) for node in graph.node if node.domain == DOMAIN)
 
 

@@ -22,7 +22,7 @@ from onnx_backprop.opset.functions.numpy import NUMBA_DOMAIN, NUMPY_DOMAIN, pyth
 from onnx_backprop.opset.functions.onnx import standard_body
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.functions.protos import named_outputs, present_inputs
-from onnx_backprop.opset.functions.scope import domain_nodes, infer_missing, own_nodes
+from onnx_backprop.opset.functions.scope import custom_nodes, domain_nodes, infer_missing
 from onnx_backprop.opset.graphs.edit import add_import, assign, copied
 from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.scope import Scope
@@ -55,7 +55,7 @@ def attach_kernels(result: ModelProto, kernels: str) -> None:
     """`use_kernels` of a model that is sound, in place."""
     check_kernels(kernels)
     assign(result.functions, [f for f in result.functions if f.domain != DOMAIN])
-    for node in own_nodes(result):
+    for node in custom_nodes(result):
         node.overload = ""
     if kernels == "onnx":
         infer_missing(result, BY_NAME)
@@ -81,7 +81,7 @@ def attach_kernels(result: ModelProto, kernels: str) -> None:
 
 def _leave_out_unstated(functions: Sequence[FunctionProto], model: ModelProto) -> None:
     """Take out of interfaces the optional attributes that no node states: bodies in standard operators ask for none."""
-    stated = {(node.op_type, a.name) for node in own_nodes(model) for a in node.attribute}
+    stated = {(node.op_type, a.name) for node in custom_nodes(model) for a in node.attribute}
     for function in functions:
         assign(function.attribute_proto, [a for a in function.attribute_proto if (function.name, a.name) in stated])
 

@@ -19,7 +19,7 @@ from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.walk import all_nodes
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE, NAME
 from onnx_backprop.ort_ops.native_table import KERNELS
-from onnx_backprop.ort_ops.runtime.bridge import asked_for, given_attributes, spec_key
+from onnx_backprop.ort_ops.runtime.bridge import asked_for, node_attributes, spec_key
 
 Spec = dict[str, Any]  # as JSON has it: an operator with attributes and keys, or with a program
 SPEC = "spec"  # the attribute that tells a node's number in the library
@@ -70,7 +70,7 @@ def _spec(
         raise UnsupportedError(
             "it is of a training on several ranks, which no library runs", op_type=node.op_type, node=node.name
         )
-    attributes = given_attributes(op, lambda name, _kind: given.get(name))
+    attributes = node_attributes(op, lambda name, _kind: given.get(name))
     key = spec_key(op, attributes)
     there = {name: value for name, value in attributes.items() if value is not None}
     return key, {"op": node.op_type, "attributes": there, "keys": sorted(asked.get(key, ()))}

@@ -149,7 +149,7 @@ def scratch_peak(*, anew: bool = False) -> int:
     return peak
 
 
-def given_attributes(op: Op, attribute_of: Callable[[str, str], object]) -> Attributes:
+def node_attributes(op: Op, attribute_of: Callable[[str, str], object]) -> Attributes:
     """The node's attributes, by name and kind; the value that a function gives one without default counts as absent."""
     given: dict[str, object] = {}
     for attribute in op.attributes:
@@ -188,7 +188,7 @@ def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
     """CreateKernelV2: (kernel handle, 0) or (0, status)."""
     api = api_of(api_table)
     try:
-        attributes = given_attributes(kernel.op, partial(api.attribute, info))
+        attributes = node_attributes(kernel.op, partial(api.attribute, info))
         key = spec_key(kernel.op, attributes)
         state = KernelState(
             api=api_table,

@@ -125,12 +125,17 @@ class Decoder:
     def _find_states(self, pasts: Collection[str]) -> dict[str, str]:
         """Other float inputs that come out again, each with that output.
 
-        All lengths but the batch are declared, the output has the same, and is computed of the input. Of several such
-        outputs it is the one that the fewest nodes lead to: what a later layer makes is computed of all states before.
+        All lengths but the batch are declared, of the output too, and equal, and the output is computed of the input.
+        Of several such outputs it is the one that the fewest nodes lead to: what a later layer makes is computed of all
+        states before. What has as many positions as the tokens, as hidden states of another model, is none.
         """
         free: dict[str, TypeProto.Tensor] = {}
-        for name in self.inputs.keys() - pasts - {self._tokens(())}:
+        tokens = self._tokens(())
+        ids = [] if tokens is None else self.inputs[tokens].type.tensor_type.shape.dim[1:2]
+        for name in self.inputs.keys() - pasts - {tokens}:
             type_ = self.inputs[name].type.tensor_type
+            if len(type_.shape.dim) == 3 and type_.shape.dim[1] in ids:
+                continue
             unknown = sum(not dim.HasField("dim_value") for dim in type_.shape.dim)
             if type_.elem_type in FLOATS and len(type_.shape.dim) > 1 >= unknown:
                 free[name] = type_
@@ -282,10 +287,11 @@ class Decoder:
 
 
 def _alike(a: TypeProto.Tensor, b: TypeProto.Tensor) -> bool:
-    """Whether two types have no lengths declared that differ."""
-    dims = list(zip(a.shape.dim, b.shape.dim, strict=False))
-    lengths = all(not (x.dim_value and y.dim_value) or x.dim_value == y.dim_value for x, y in dims)
-    return a.elem_type == b.elem_type and len(a.shape.dim) == len(b.shape.dim) and lengths
+    """Whether two types are the same, and all their lengths but one, the batch."""
+    if a.elem_type != b.elem_type or len(a.shape.dim) != len(b.shape.dim):
+        return False
+    lengths = [(x.dim_value, y.dim_value) for x, y in zip(a.shape.dim, b.shape.dim, strict=True)]
+    return all(x == y or 0 in (x, y) for x, y in lengths) and sum(0 in pair for pair in lengths) <= 1
 
 
 def _key(node: NodeProto) -> Key:

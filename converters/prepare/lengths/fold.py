@@ -9,7 +9,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx_backprop.converters.prepare.lengths.search import with_lengths
 from onnx_backprop.converters.prepare.load import infer
 from onnx_backprop.opset.graphs.edit import assign, copied
-from onnx_backprop.opset.graphs.facts import SHAPE
+from onnx_backprop.opset.graphs.facts import DRAWS, SHAPE
 from onnx_backprop.opset.graphs.types import Dim, shapes_of
 from onnx_backprop.opset.graphs.walk import attributes_of, subgraphs
 
@@ -53,6 +53,7 @@ def _once(proto: ModelProto, shapes: Mapping[str, tuple[Dim, ...]]) -> ModelProt
         if (
             node.domain
             or not constant
+            or node in DRAWS
             or not all(_folds(types.get(name), bool(shapes)) for name in node.output if name)
         ):
             continue

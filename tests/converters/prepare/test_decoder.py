@@ -145,6 +145,17 @@ def test_a_state_whose_lengths_are_not_known_stays_an_input() -> None:
     assert "left" in graph_of(model, prediction="logits").inputs
 
 
+def test_hidden_states_of_as_many_positions_as_the_tokens_stay_an_input() -> None:
+    """As a head that speculates reads them: with an output of the same lengths, all of them declared."""
+    model = decoder("plain")
+    ids = next(v for v in model.graph.input if v.name == "input_ids")
+    ids.type.tensor_type.shape.dim[1].dim_value = T
+    for name, values in {"hidden": model.graph.input, "renewed": model.graph.output}.items():
+        values.append(helper.make_tensor_value_info(name, 1, ["batch", T, 4]))
+    model.graph.node.append(helper.make_node("Add", ["hidden", "hidden"], ["renewed"], "renew"))
+    assert "renewed" in graph_of(model, prediction="logits").outputs
+
+
 def check_export(model: ModelProto, folder: Any, more: dict[str, np.ndarray] | None = None) -> None:
     """After a step the export has the signature of the model, to the byte, its operators, and the new weights."""
     graph = graph_of(model, optimizer="sgd")

@@ -12,6 +12,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
+from onnx_backprop.converters.quantized import records
+from onnx_backprop.converters.quantized.numbers import packed
 from tests.converters.quantized.form import F32, f32, ints, other_names, real, scale
 from tests.converters.quantized.forms import FORMS
 from tests.converters.quantized.test_forms import again, changed, run, tensors
@@ -332,6 +334,27 @@ def test_fractional_zero_points_give_the_same_bytes() -> None:
     original = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     back = tensors(ob.requantize(ob.dequantize(original), original))
     np.testing.assert_array_equal(back["w_Q4"], arrays["w_Q4"])
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_rows_that_are_unpacked_apart_are_those_unpacked_together(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(q - z) · s of 40 columns in blocks of 16, each row with other scales and zero points."""
+    rng = np.random.default_rng(bits)
+    q = rng.integers(0, 1 << bits, (7, 48)).astype(np.uint8)
+    z, s = rng.integers(0, 1 << bits, (7, 3)).astype(np.uint8), rng.random((7, 3), F32) + F32(0.1)
+    arrays = {"w": packed(q, bits, 48 * bits // 8).reshape(7, 3, -1), "s": s}
+    arrays["z"] = packed(z, bits, -(-3 * bits // 8))
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", n]) for name, n in (("x", 40), ("y", 7)))
+    node = helper.make_node(
+        "MatMulNBits", ["x", "w", "s", "z"], ["y"], domain="com.microsoft", K=40, N=7, bits=bits, block_size=16
+    )
+    graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(v, k) for k, v in arrays.items()])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    original = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    monkeypatch.setattr(records, "_AT_ONCE", 80)  # two rows
+    (weight,) = (array for array in tensors(ob.dequantize(original)).values() if array.shape == (40, 7))
+    expected = (q.astype(np.float64) - np.repeat(z, 16, axis=1)) * np.repeat(s, 16, axis=1)
+    np.testing.assert_array_equal(weight, expected[:, :40].T.astype(F32))
 
 
 BRANCH = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x, bool c) => (float[N, 4] y) {
