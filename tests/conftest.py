@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # OpenBLAS cuts even small products into threads that wait busily for one another: ten times the processor's time.
@@ -39,6 +40,12 @@ def pytest_configure() -> None:
     """Ctrl-C interrupts, though a shell has started this in the background."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests stay for good: no later collection walks over them, a sixth of the run's time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
