@@ -52,17 +52,20 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.prepare.ir_models import use_kernels
     from onnx_backprop.converters.prepare.writing.files import save_model
     from onnx_backprop.converters.quantized.dequantize import dequantize
+    from onnx_backprop.converters.reverse.extending.rules import register_expansion, register_gradient
     from onnx_backprop.converters.reverse.models.backward import backward
     from onnx_backprop.converters.reverse.models.derivatives import Derivative, derivatives
-    from onnx_backprop.converters.reverse.own_rules import register_gradient
     from onnx_backprop.converters.reverse.registry import supported_ops
     from onnx_backprop.converters.training import losses, optimizers
+    from onnx_backprop.converters.training.losses import register_loss
+    from onnx_backprop.converters.training.optimizers import register_optimizer
     from onnx_backprop.converters.training.result import TrainingGraph
     from onnx_backprop.converters.training.standard.gradient_operator import expand_gradients
     from onnx_backprop.converters.training.standard.training_info import from_training_info, to_training_info
     from onnx_backprop.converters.training.training_graph import training_graph
     from onnx_backprop.functions import value_and_grad
     from onnx_backprop.ort_ops import register_ops
+    from onnx_backprop.ort_ops.own_kernels import register_kernel
     from onnx_backprop.plugin import compile_plugin
     from onnx_backprop.providers.choose import devices
     from onnx_backprop.providers.placed import session
@@ -117,8 +120,12 @@ __all__ = [
     "pack",
     "packed_bias",
     "reference_ops",
+    "register_expansion",
     "register_gradient",
+    "register_kernel",
+    "register_loss",
     "register_ops",
+    "register_optimizer",
     "replace_head",
     "requantize",
     "save_adapter",
@@ -149,8 +156,10 @@ _WHERE = {
     "converters.quantized.dequantize": "dequantize",
     "converters.reverse.models.backward": "backward",
     "converters.reverse.models.derivatives": "Derivative derivatives",
-    "converters.reverse.own_rules": "register_gradient",
+    "converters.reverse.extending.rules": "register_expansion register_gradient",
     "converters.reverse.registry": "supported_ops",
+    "converters.training.losses": "register_loss",
+    "converters.training.optimizers": "register_optimizer",
     "converters.training.standard.gradient_operator": "expand_gradients",
     "converters.training.result": "TrainingGraph",
     "converters.training.training_graph": "training_graph",
@@ -160,6 +169,7 @@ _WHERE = {
     "checking": "check_gradients",
     "functions": "value_and_grad",
     "ort_ops": "register_ops",
+    "ort_ops.own_kernels": "register_kernel",
     "plugin": "compile_plugin",
     "providers.choose": "devices",
     "providers.placed": "session",

@@ -11,7 +11,6 @@ from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.native import write_out
 from onnx_backprop.opset.functions.scope import state_types
 from onnx_backprop.opset.functions.use_kernels import attach_kernels
-from onnx_backprop.opset.operators.registry import BY_NAME
 
 
 class NativeGraph(NamedTuple):
@@ -77,7 +76,7 @@ def native(model: ModelProto, ends: Collection[str] = (), updates: Mapping[str, 
         rematerialize(model, ends)
     fuse_updates(model)
     in_place, guard = update_in_place(model, next(iter(ends)), updates) if updates else (frozenset[str](), "")
-    state_types(model, BY_NAME)
+    state_types(model)
     attach_kernels(model, "native")
     write_out(model)
     return NativeGraph(model, in_place, guard)

@@ -7,6 +7,8 @@ operator has its `KERNEL`.
 from importlib import import_module
 from pkgutil import iter_modules
 
+from onnx_backprop.opset.functions.declared import OPERATORS, PLANS
+from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.opset.operators.registry import BY_STEM
 from onnx_backprop.ort_ops import attention, layers, normalization
 from onnx_backprop.ort_ops.convolution import kernels as convolution
@@ -16,7 +18,7 @@ from onnx_backprop.ort_ops.layers import ready
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel
 from onnx_backprop.ort_ops.runtime.bridge import register as register_kernels
 
-KERNELS: tuple[NativeKernel, ...] = (
+_OURS: tuple[NativeKernel, ...] = (
     *convolution.KERNELS,
     *interpolation.KERNELS,
     *(
@@ -26,9 +28,19 @@ KERNELS: tuple[NativeKernel, ...] = (
         if found.name in BY_STEM
     ),
 )
+KERNELS: dict[str, NativeKernel] = {NATIVE_PREFIX + kernel.op.key: kernel for kernel in _OURS}
+"""By the name of the custom operator; `add_declared` adds those of other domains."""
+
+
+def add_declared() -> None:
+    """Kernels of operators of other domains."""
+    for op in OPERATORS.values():
+        if op.key in PLANS:
+            KERNELS.setdefault(NATIVE_PREFIX + op.key, NativeKernel(op, PLANS[op.key]))
 
 
 def register() -> None:
-    """Hand the operators to onnxruntime-extensions; once per process."""
+    """Hand the operators to onnxruntime-extensions, each once per process; those that were declared since, too."""
+    add_declared()
     updates = elementwise.NAME, elementwise.ELEMENTWISE
-    register_kernels(KERNELS, lambda: (*map(elementwise.custom_op, updates), ready.custom_op()))
+    register_kernels(KERNELS.values(), lambda: (*map(elementwise.custom_op, updates), ready.custom_op()))

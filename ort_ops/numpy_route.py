@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onnx_backprop.opset.core.errors import KernelError, OnnxBackpropError
 from onnx_backprop.opset.core.op import Attribute, Given, Input, Op
 from onnx_backprop.opset.core.signals import Deferred
+from onnx_backprop.opset.functions.declared import OPERATORS
 from onnx_backprop.opset.functions.numpy import CHECK_DOMAIN, CHECK_OP, NUMBA_DOMAIN, NUMPY_DOMAIN
 from onnx_backprop.opset.functions.protos import ABSENT_INT, ABSENT_SHAPE
 from onnx_backprop.opset.operators.registry import OPS
@@ -59,19 +60,22 @@ class _Result:
         return self._array
 
 
+_registered: set[str] = set()  # the keys of operators
 _interrupted: dict[int, object] = {}  # what a Python operator answers, by its number, where Python raises
 
 
 def register() -> None:
-    """Register the Python operators and the check operator, once per process."""
+    """Register the Python operators and the check operator, each once per process."""
     with Deferred():  # an operator is registered once or never
-        if not _interrupted:
-            for op in OPS:
-                _register_kernel(NUMPY_DOMAIN, op)
-                _register_kernel(NUMBA_DOMAIN, op)
+        if not _registered:
             _register_check()
             for name in (SUM, WEIGHTED_SUM):
                 _register_sum(name)
+        for op in (*OPS, *OPERATORS.values()):
+            if op.key not in _registered:
+                _register_kernel(NUMPY_DOMAIN, op)
+                _register_kernel(NUMBA_DOMAIN, op)
+                _registered.add(op.key)
 
 
 _rank_sum: ContextVar[Callable[[str, Array], None]] = ContextVar("rank_sum")
@@ -137,7 +141,7 @@ def _register_kernel(domain: str, op: Op) -> None:
             inputs = [_input(spec, feed) for spec, feed in zip(op.inputs, feeds, strict=False)]
             attributes = {a.name: _list(a, feed) for a, feed in zip(lists, feeds[len(op.inputs) :], strict=True)}
             attributes |= {name: value for name, value in given.items() if value != ABSENT_INT}
-            computed_by = by_loops().get(op.name, op) if domain == NUMBA_DOMAIN else op
+            computed_by = by_loops().get(op.key, op) if domain == NUMBA_DOMAIN else op
             results = computed_by.evaluate_all(inputs, attributes)
         except OnnxBackpropError as e:
             return _failure(str(e), len(op.outputs))
@@ -146,7 +150,7 @@ def _register_kernel(domain: str, op: Op) -> None:
         return _answer([(result.reshape(-1), result.shape) for result in results], "")
 
     registered = onnx_op(
-        op_type=f"{domain}::{op.name}",
+        op_type=f"{domain}::{op.key}",
         inputs=[_input_type(i) for i in op.inputs]
         + [PyCustomOpDef.dt_int64 if a.kind == "ints" else PyCustomOpDef.dt_float for a in lists],
         outputs=[PyCustomOpDef.dt_float, PyCustomOpDef.dt_int64] * len(op.outputs) + [PyCustomOpDef.dt_uint8],

@@ -26,6 +26,7 @@ from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.mapped import mapped_tensors, serialized, whole
 from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred, surface
+from onnx_backprop.opset.functions.declared import OPERATORS
 from onnx_backprop.opset.functions.half import holds_half, without
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
@@ -78,12 +79,14 @@ def register_ops(session_options: SessionOptions) -> SessionOptions:
 def _has_kernels(session_options: SessionOptions) -> bool:
     """Register the kernels with session options; whether they have them."""
     with _registration:
-        native_kernels_work()
+        native = native_kernels_work()
         if _missing():
             return False
-        from onnx_backprop.ort_ops import numpy_route
+        from onnx_backprop.ort_ops import native_table, numpy_route
         from onnx_backprop.ort_ops.runtime.extensions import get_library_path
 
+        if native:
+            native_table.register()
         numpy_route.register()
         with Deferred():
             if session_options not in _registered:
@@ -194,7 +197,9 @@ def _open(
     try:
         return _Session(source, options, **arguments)
     except _REFUSALS as e:
-        raise InvalidModelError(f"onnxruntime does not load the model: {e}") from e
+        early = next((op.name for op in OPERATORS.values() if op.key in str(e)), "")
+        advice = f". {early} was registered after these session options had been: make new ones" if early else ""
+        raise InvalidModelError(f"onnxruntime does not load the model: {e}{advice}") from e
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

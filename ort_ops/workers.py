@@ -15,7 +15,8 @@ def serve() -> None:
     assert native_table.KERNELS  # what imports all modules that have functions
     functions = {function.label: function for function in Exported.every}
     for line in sys.stdin:
-        functions[line.strip()].compile()
+        if function := functions.get(line.strip()):  # what a program defines itself is compiled there
+            function.compile()
         sys.stdout.write("\n")
         sys.stdout.flush()
 

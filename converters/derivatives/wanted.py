@@ -4,15 +4,14 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.functions.declared import operator
 from onnx_backprop.opset.graphs.walk import is_standard, subgraphs
-from onnx_backprop.opset.operators.registry import BY_NAME
 
 
 def asks_shape(node: ir.Node, index: int) -> bool:
     """Whether a node reads nothing but the shape of an input."""
-    if node.domain == DOMAIN:
-        return BY_NAME[node.op_type].inputs[index].shape_only
+    if (op := operator(node)) is not None:
+        return op.inputs[index].shape_only
     return is_standard(node, "SequenceLength", "Shape", "Size")
 
 

@@ -17,6 +17,7 @@ from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.lengths.fold import folded_lengths
 from onnx_backprop.converters.prepare.load import infer
 from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.functions.scope import custom_nodes
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, MIN_BODY_OPSET, attach_kernels
 from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.emit import Emitter
@@ -65,7 +66,7 @@ def adapted(
     if lengths:
         fix_lengths(light, lengths)
     light = infer(light)
-    if any(node.domain == DOMAIN for node in all_nodes(light)):
+    if any(custom_nodes(light)):
         attach_kernels(light, DEFAULT_KERNELS)
     expands = max((o.version for o in light.opset_import if not o.domain), default=0) >= MIN_BODY_OPSET
     if expands and "MaxPool" in limits.lacks:

@@ -18,7 +18,7 @@ from onnx_backprop.converters.prepare.exporters.restore import restore, separate
 from onnx_backprop.converters.prepare.exporters.statistics import split_statistics
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
 from onnx_backprop.converters.prepare.inference.conv_lengths import explicit_pads
-from onnx_backprop.converters.prepare.inference.declared import as_declared, forget_declared
+from onnx_backprop.converters.prepare.inference.declared import LIKE_INPUT, as_declared, forget_declared
 from onnx_backprop.converters.prepare.inference.driver import infer_corrected
 from onnx_backprop.converters.prepare.inference.inner_constants import copy_constants
 from onnx_backprop.converters.prepare.inference.loop_lengths import loop_states
@@ -36,6 +36,7 @@ from onnx_backprop.opset.core.op import DOMAIN
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.long_vectors import infer_shapes
 from onnx_backprop.opset.functions.overloads import NEEDS_DOMAIN, REFUSAL
+from onnx_backprop.opset.functions.scope import custom_nodes
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, use_kernels
 from onnx_backprop.opset.graphs.edit import assign, without_imports
 from onnx_backprop.opset.graphs.walk import all_nodes, called
@@ -86,7 +87,7 @@ def unfolded(model: ModelProto | ir.Model | str | Path) -> ModelProto:
     lift_weights(proto)
     result = weights.put_back(proto)
     attach(result, found)
-    return use_kernels(result, DEFAULT_KERNELS) if any(n.domain == DOMAIN for n in all_nodes(result)) else result
+    return use_kernels(result, DEFAULT_KERNELS) if any(custom_nodes(result)) else result
 
 
 def _in_order(model: ModelProto | ir.Model | str | Path) -> tuple[ModelProto, LargeWeights]:
@@ -132,17 +133,20 @@ def _check_tensor(tensor: TensorProto) -> None:
 
 
 def _inline(proto: ModelProto) -> ModelProto:
-    """Inline the model's own functions; bodies of our domain's operators are dropped, they are attached anew."""
+    """Inline the model's own functions; bodies of our domain's operators are dropped, they are attached anew.
+
+    A function stays whose gradient somebody has registered: its nodes are to meet that rule.
+    """
     kept = [f for f in proto.functions if f.domain != DOMAIN and f.overload != REFUSAL]
     assign(proto.functions, kept)
     without_imports(proto, NEEDS_DOMAIN)
-    if not kept:
+    if all((f.domain, f.name) in LIKE_INPUT for f in kept):
         return proto
     _align_opsets(proto)
     mark_constants(proto.functions)
     model = to_ir(proto)
     try:
-        InlinePass()(model)
+        InlinePass(lambda f: (f.domain, f.name) not in LIKE_INPUT)(model)
     except (ValueError, RuntimeError) as e:  # for graphs as attributes, and values from outside of a function
         raise InvalidModelError(f"the model's functions cannot be written out: {e.__cause__ or e}") from e
     return to_proto(model)

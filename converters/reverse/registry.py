@@ -18,6 +18,7 @@ from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.opset.core.errors import InvalidModelError, RegistrationError
+from onnx_backprop.opset.extensions import load_extensions
 
 Grads = ir.Value | Sequence[ir.Value | None]
 RuleFunction = Callable[[Builder, Forward, Any], Grads]  # Any: dy, or with all_outputs a list of them
@@ -162,7 +163,8 @@ def served_versions(op_type: str, domain: str = "") -> list[int]:
 class SupportedOp(NamedTuple):
     """One operator version with a gradient rule; the domain "" is ONNX's own.
 
-    since_version is 0 for an operator of a user's own domain, which `register_gradient` has given one in all versions.
+    since_version is 0 for an operator of a user's own domain, which `register_gradient` has given one in all versions,
+    and what models import where it has no schema.
     """
 
     domain: str
@@ -175,4 +177,5 @@ def supported_ops() -> list[SupportedOp]:
 
     A model below opset 18 is converted to 18 first, so that it may use older versions than these.
     """
+    load_extensions()
     return sorted(SupportedOp(*key) for key in RULES)

@@ -9,16 +9,17 @@ the parameter's type, float32 for float16 and bfloat16; what depends on t is wor
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.training.update.optimizer_function import Update
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import near
+from onnx_backprop.opset.extensions import load_extensions
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Group", "Lion", "Optimizer", "RMSProp"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Group", "Lion", "Optimizer", "RMSProp", "register_optimizer"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,13 +264,38 @@ class Lion(Optimizer):
         return u.Sub(u.shrunk(x), u.Mul(u.rate, direction)), mean
 
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    rule.name.lower(): rule for rule in (SGD, Adam, AdamW, RMSProp, Adagrad, Lion)
-}
+_READY = (SGD, Adam, AdamW, RMSProp, Adagrad, Lion)
+OPTIMIZERS: dict[str, type[Optimizer]] = {rule.name.lower(): rule for rule in _READY}
+AnyOptimizer = TypeVar("AnyOptimizer", bound=type[Optimizer])
+
+
+def register_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
+    """A decorator: `optimizer="name"` and `--optimizer name` are this subclass of `Optimizer`, its name in lower case.
+
+        from dataclasses import dataclass
+
+        @ob.register_optimizer
+        @dataclass(frozen=True, kw_only=True)
+        class SignSGD(ob.optimizers.Optimizer):
+            name = "SignSGD"
+
+            def update(self, u, x, g):  # x ← x - η·sign(g)
+                return (u.Sub(u.shrunk(x), u.Mul(u.rate, u.Sign(g))),)
+
+    Errors: InvalidArgumentError for what is no such class, and for the name of an optimizer of this package.
+    """
+    if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer) and hasattr(optimizer, "name")):
+        raise InvalidArgumentError(f"optimizer: expected a subclass of Optimizer with a name, got {optimizer!r}")
+    if OPTIMIZERS.get(optimizer.name.lower()) in _READY:
+        raise InvalidArgumentError(f"optimizer: the name {optimizer.name!r} is one of this package's. Take another")
+    OPTIMIZERS[optimizer.name.lower()] = optimizer
+    return optimizer
 
 
 def check_optimizer(optimizer: Any) -> Optimizer | None:
     """The optimizer as an object; InvalidArgumentError unless it is None, a name or an Optimizer."""
+    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
+        load_extensions()
     if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
         return OPTIMIZERS[optimizer]()
     if optimizer is None or isinstance(optimizer, Optimizer):

@@ -25,6 +25,7 @@ from onnx_backprop.converters.tables import wrapped
 from onnx_backprop.opset import OnnxBackpropError, UnsupportedOpError
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning
 from onnx_backprop.opset.core.progress import hidden
+from onnx_backprop.opset.extensions import load_extensions
 
 _FIRST_STEPS = f"""\
 first steps:
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     known: list[Argument] = []  # the arguments of the command that runs
     try:
+        load_extensions()  # which may bring losses and optimizers
         parser = _parser()
         if not (sys.argv[1:] if argv is None else argv):
             parser.print_help(sys.stderr)

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import sys
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -43,7 +44,11 @@ _SHARED = [
     _names("--stop", metavar="NAME", help="values inside the graph that no gradient passes; globs too"),
     _names("--free", metavar="INPUT:AXIS=NAME", help="a fixed length that becomes a symbol, as x:0=batch"),
     _names("--of", metavar="NAME", help="outputs, or values inside, to differentiate (default: every float output)"),
-    argument("--loss", choices=(*LOSSES, NO_LOSS), help=f"the loss to add; {NO_LOSS}: the model's output is its loss"),
+    argument(
+        "--loss",
+        choices=ChainMap({NO_LOSS: None}, LOSSES),
+        help=f"the loss to add; {NO_LOSS}: the model's output is its loss",
+    ),
     argument("--prediction", metavar="NAME", help="the output that the loss reads, or a value inside"),
     _names("--trainable", metavar="NAME", help="parameters to train; globs too"),
     _names("--frozen", metavar="NAME", help="parameters to leave; globs too"),
@@ -74,7 +79,7 @@ _SHARED = [
         action="store_false",
         help="leave BatchNormalization in its mode where --frozen or --trainable keeps its scale and bias",
     ),
-    argument("--optimizer", choices=tuple(OPTIMIZERS), default="adamw", help="of the weights (%(default)s)"),
+    argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="of the weights (%(default)s)"),
     argument("--batch-size", default=32, least=1, metavar="ROWS", help="rows of a step (%(default)s)"),
     argument("--learning-rate", default=1e-3, least=0, metavar="RATE", help="the highest one (%(default)s)"),
     argument("--weight-decay", type=float, metavar="NUMBER", help="(default: the optimizer's own)"),

@@ -14,8 +14,11 @@ from onnx import ModelProto
 
 from onnx_backprop import ort_ops
 from onnx_backprop.converters.devices.limits import HOST
+from onnx_backprop.converters.prepare.fused.expand import own_expanded
+from onnx_backprop.converters.prepare.fused.table import OWN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
+from onnx_backprop.opset.extensions import load_extensions
 from onnx_backprop.opset.functions.half import holds_half
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.lazy import ir
@@ -55,6 +58,9 @@ def session(
     "numba" without onnxruntime-extensions or llvmlite, and for "numba" without Numba; what `use_kernels` raises.
     """
     target = chosen(device, providers)
+    load_extensions()
+    if OWN and kernels is not None:
+        model = own_expanded(load(model, mapped=True))
     if target is None or kernels is None:
         if target is not None:
             session_options = session_options or options_for(target)

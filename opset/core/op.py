@@ -222,17 +222,26 @@ class Op:
 
     The functions of an operator with several outputs answer one shape, array or tensor for each, and `reference` is
     told the shapes of all.
+
+    domain, version: of an operator that `register_kernel` is given, which need not have a body.
     """
 
     name: str
     doc: str
-    source: str
-    attributes: tuple[Attribute, ...]
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     shape: ShapeFunction
     reference: ReferenceFunction
-    body: BodyFunction
+    attributes: tuple[Attribute, ...] = ()
+    body: BodyFunction | None = None
+    source: str = ""
+    domain: str = DOMAIN
+    version: int = OPSET_VERSION
+
+    @property
+    def key(self) -> str:
+        """A name that no operator of another domain has."""
+        return self.name if self.domain == DOMAIN else f"{self.domain}.{self.name}"
 
     def shapes(self, attributes: Attributes, args: Sequence[Arg | None]) -> tuple[Dims | None, ...]:
         """What `shape` says, one entry per output."""

@@ -14,6 +14,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelEr
 from onnx_backprop.opset.core.hints import near_file
 from onnx_backprop.opset.core.mapped import are_many, byte_size, can_be_mapped, is_mapped, refer, whole
 from onnx_backprop.opset.core.sound import sound, tensors
+from onnx_backprop.opset.extensions import load_extensions
 from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
 
 
@@ -26,6 +27,7 @@ def load(model: ModelProto | ir.Model | str | os.PathLike[str], *, mapped: bool 
     Errors: InvalidArgumentError for a path that names no file, InvalidModelError for a model that is not sound,
     UnsupportedError for one beyond the limits.
     """
+    load_extensions()  # before anybody looks at its operators
     if is_ir_model(model):
         model = _of_ir(model)
     if isinstance(model, ModelProto):

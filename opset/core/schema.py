@@ -10,18 +10,7 @@ from onnx.defs import OpSchema, has, register_schema
 from onnx.reference.op_run import OpRun
 
 from onnx_backprop.opset.core.errors import InvalidModelError, RegistrationError
-from onnx_backprop.opset.core.op import (
-    _SCHEMA_KIND,
-    DOMAIN,
-    NUMBER_TYPES,
-    OPSET_VERSION,
-    Arg,
-    Array,
-    Attribute,
-    Attributes,
-    Input,
-    Op,
-)
+from onnx_backprop.opset.core.op import _SCHEMA_KIND, NUMBER_TYPES, Arg, Array, Attribute, Attributes, Input, Op
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.graphs.types import shape_dims, type_dims
 
@@ -32,9 +21,9 @@ def build_schema(op: Op) -> OpSchema:
     """The ONNX schema of an operator, its Python type and shape inference attached."""
     schema = OpSchema(
         op.name,
-        DOMAIN,
-        OPSET_VERSION,
-        f"{textwrap.dedent(op.doc).strip()}\n\nSource: {op.source}.",
+        op.domain,
+        op.version,
+        textwrap.dedent(op.doc).strip() + (op.source and f"\n\nSource: {op.source}."),
         inputs=[_formal(i) for i in op.inputs],
         outputs=[
             OpSchema.FormalParameter(o.name, o.type_name, o.doc, param_option=_OPTIONAL if n else _SINGLE)
@@ -65,8 +54,8 @@ def _schema_attribute(a: Attribute) -> OpSchema.Attribute:
 def register(ops: Iterable[Op]) -> None:
     """Register the schemas with onnx, once per process; a foreign schema of the same name is an error."""
     for op in ops:
-        if has(op.name, DOMAIN):
-            raise RegistrationError(f"a schema for {DOMAIN}::{op.name} exists already", op_type=op.name)
+        if has(op.name, op.domain):
+            raise RegistrationError(f"a schema for {op.domain}::{op.name} exists already", op_type=op.name)
         register_schema(build_schema(op))
 
 
@@ -134,7 +123,7 @@ def reference_class(op: Op) -> type[OpRun]:
         given = {k: v for k, v in attributes.items() if v is not None}
         return op.evaluate_all(inputs, given)[: len(self.onnx_node.output)]
 
-    return type(op.name, (OpRun,), {"op_domain": DOMAIN, "_run": _run, "__doc__": op.doc})
+    return type(op.name, (OpRun,), {"op_domain": op.domain, "_run": _run, "__doc__": op.doc})
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, object]:

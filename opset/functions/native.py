@@ -23,7 +23,7 @@ def native_body(op: Op, present: Present, opset: int, outputs: int, *, typed: bo
         inputs.pop()
     named = op.outputs[:outputs]
     results = [o.name if typed else f"result_{o.name}" for o in named]  # a kernel computes all that has a name
-    kernel = helper.make_node(NATIVE_PREFIX + op.name, inputs, results, domain=NATIVE_DOMAIN, name="kernel")
+    kernel = helper.make_node(NATIVE_PREFIX + op.key, inputs, results, domain=NATIVE_DOMAIN, name="kernel")
     kernel.attribute.extend(reference(a.name, a) for a in op.attributes)
     nodes, overload = [kernel], overload_of(op, present, outputs)
     if not typed:

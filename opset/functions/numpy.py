@@ -48,7 +48,7 @@ def python_body(domain: str, op: Op, present: Present, opset: int, outputs: int)
             constant.attribute.append(reference(f"value_{attribute.kind}", attribute))
             nodes.append(constant)
     results = [name for o in op.outputs for name in (f"data_{o.name}", f"shape_{o.name}")]
-    kernel = helper.make_node(op.name, feeds, [*results, "message"], domain=domain, name="kernel")
+    kernel = helper.make_node(op.key, feeds, [*results, "message"], domain=domain, name="kernel")
     kernel.attribute.extend(reference(a.name, a) for a in op.attributes if a.kind in ("int", "string"))
     nodes.append(kernel)
     for o in op.outputs[:outputs]:

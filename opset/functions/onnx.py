@@ -31,7 +31,7 @@ def standard_body(
     Raises what the operator's shape function raises, KernelError where a body needs to know more than is known.
     """
     arguments = repr((dict(attributes), [*args], opset, outputs, single))  # which tells 0.0 from -0.0
-    key = op.name, op.shape, op.body, arguments
+    key = op.key, op.shape, op.body, arguments
     result, known = FunctionProto(), _written.get(key)
     if known is not None:
         result.CopyFrom(known)
@@ -58,6 +58,7 @@ def _body(
             tensors.append(Tensor(b.Cast(spec.name, to=FLOAT), arg.dims))
         else:
             tensors.append(Tensor(spec.name, arg.dims, arg.value))
+    assert op.body is not None
     written = op.body(b, attributes, *tensors)
     results = [written] if isinstance(written, str) else written
     for output, result in zip(op.outputs, results, strict=True):

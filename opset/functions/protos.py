@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper
 
-from onnx_backprop.opset.core.op import DOMAIN, Attribute, Op, Output
+from onnx_backprop.opset.core.op import Attribute, Op, Output
 
 # What an absent optional attribute looks like inside a body: no int64 attribute of the domain can mean this.
 ABSENT_INT = -(2**63)
@@ -52,7 +52,7 @@ def function(
     """
     last = max(n for n, there in enumerate(present) if there)
     return helper.make_function(
-        DOMAIN,
+        op.domain,
         op.name,
         [i.name for i in op.inputs[: last + 1]],
         [o.name for o in op.outputs[:outputs]],

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.opset.core.errors import InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.mapped import PROTO_LIMIT
-from onnx_backprop.opset.core.op import DOMAIN, Op
+from onnx_backprop.opset.functions.declared import is_declared, operator
 from onnx_backprop.opset.functions.long_vectors import infer_shapes
 from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
 from onnx_backprop.opset.graphs.walk import all_nodes
 
 
 def custom_nodes(owner: ModelProto | GraphProto | FunctionProto) -> Iterator[NodeProto]:
-    """Every node of our domain, in subgraphs and functions too."""
-    return (node for node in all_nodes(owner) if node.domain == DOMAIN)
+    """Every node of our domain, and of operators that were declared, in subgraphs and functions too."""
+    return (node for node in all_nodes(owner) if is_declared(node.domain, node.op_type))
 
 
 def domain_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Scope]]:
     """`custom_nodes` with what each can see."""
     for owner in (model.graph, *model.functions):
         for graph, scope in scoped_graphs(owner) if any(custom_nodes(owner)) else ():
-            yield from ((node, scope) for node in graph.node if node.domain == DOMAIN)
+            yield from ((node, scope) for node in graph.node if is_declared(node.domain, node.op_type))
 
 
-def infer_missing(model: ModelProto, ops: Mapping[str, Op]) -> None:
+def infer_missing(model: ModelProto) -> None:
     """Write inferred types and shapes into the model where a node of our domain has an input without.
 
     Raises InvalidModelError for a contradiction. A model too large for a protobuf message stays as it is.
@@ -35,7 +35,7 @@ def infer_missing(model: ModelProto, ops: Mapping[str, Op]) -> None:
         not name or scope.dims(name) is not None
         for node, scope in domain_nodes(model)
         for name in node.input
-        if node.op_type in ops
+        if operator(node) is not None
     )
     if complete or model.ByteSize() > PROTO_LIMIT:
         return
@@ -48,7 +48,7 @@ def infer_missing(model: ModelProto, ops: Mapping[str, Op]) -> None:
     model.CopyFrom(inferred)
 
 
-def state_types(model: ModelProto, ops: Mapping[str, Op]) -> None:
+def state_types(model: ModelProto) -> None:
     """State the element types of what nodes of our domain put out in the main graph, where an input's says them.
 
     Not of a node that leaves out an output before another: by itself, onnxruntime refuses it where it is a kernel's.
@@ -56,7 +56,7 @@ def state_types(model: ModelProto, ops: Mapping[str, Op]) -> None:
     graph, scope = model.graph, Scope(model.graph)
     types, noted = dict[str, int](), {value.name for value in graph.value_info}
     for node in graph.node:
-        op = ops.get(node.op_type) if node.domain == DOMAIN else None
+        op = operator(node)
         if op is None or "" in node.output:
             continue
         named = (name for spec, name in zip(op.inputs, node.input, strict=False) if name and spec.type_name == "T1")

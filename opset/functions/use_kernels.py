@@ -17,6 +17,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelEr
 from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Arg, Attributes, Op
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.core.schema import attributes_of
+from onnx_backprop.opset.functions.declared import OPERATORS, PLANS, operator
 from onnx_backprop.opset.functions.native import native_body
 from onnx_backprop.opset.functions.numpy import NUMBA_DOMAIN, NUMPY_DOMAIN, python_body
 from onnx_backprop.opset.functions.onnx import standard_body
@@ -54,13 +55,15 @@ def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> Mode
 def attach_kernels(result: ModelProto, kernels: str) -> None:
     """`use_kernels` of a model that is sound, in place."""
     check_kernels(kernels)
-    assign(result.functions, [f for f in result.functions if f.domain != DOMAIN])
+    assign(result.functions, [f for f in result.functions if not _attached(f.domain, f.name, kernels)])
     for node in custom_nodes(result):
         node.overload = ""
     if kernels == "onnx":
-        infer_missing(result, BY_NAME)
+        infer_missing(result)
     bodies = _Bodies(_BUILDERS[kernels], max(_default_opset(result), MIN_BODY_OPSET))
     for node, scope in domain_nodes(result):
+        if not _attached(node.domain, node.op_type, kernels):
+            continue
         op = check_node(node)
         try:
             node.overload = bodies.overload(op, node, scope)
@@ -70,20 +73,32 @@ def attach_kernels(result: ModelProto, kernels: str) -> None:
         _leave_out_unstated(bodies.functions, result)
     if bodies.functions:
         _require_opset(result)
-        for function in result.functions:
-            if any(n.domain == DOMAIN for n in function.node):
-                add_import(function, DOMAIN, OPSET_VERSION)
+        for owner in (*result.functions, result):
+            nodes = owner.graph.node if isinstance(owner, ModelProto) else owner.node
+            for op in filter(None, map(operator, nodes)):
+                add_import(owner, op.domain, op.version)
         result.functions.extend(bodies.functions)
         result.ir_version = max(result.ir_version, MIN_IR_VERSION)
         add_import(result, DOMAIN, OPSET_VERSION)
     refuse_older_runtimes(result)
 
 
+def _attached(domain: str, name: str, kernels: str) -> bool:
+    """Whether nodes of an operator run on what is attached here.
+
+    One of another domain without a body in standard operators does not on "onnx": what runs it there, a function of
+    the model or a library of its owner, is left to.
+    """
+    declared = OPERATORS.get((domain, name))
+    return domain == DOMAIN or (declared is not None and (kernels != "onnx" or declared.body is not None))
+
+
 def _leave_out_unstated(functions: Sequence[FunctionProto], model: ModelProto) -> None:
     """Take out of interfaces the optional attributes that no node states: bodies in standard operators ask for none."""
-    stated = {(node.op_type, a.name) for node in custom_nodes(model) for a in node.attribute}
+    stated = {(node.domain, node.op_type, a.name) for node in custom_nodes(model) for a in node.attribute}
     for function in functions:
-        assign(function.attribute_proto, [a for a in function.attribute_proto if (function.name, a.name) in stated])
+        kept = [a for a in function.attribute_proto if (function.domain, function.name, a.name) in stated]
+        assign(function.attribute_proto, kept)
 
 
 class _Bodies:
@@ -101,7 +116,7 @@ class _Bodies:
         """The overload that a node has to call."""
         stated = tuple(a.SerializeToString(deterministic=True) for a in node.attribute)
         types = tuple(map(scope.element_type, node.input)), tuple(map(scope.states_type, node.output))
-        alike = op.name, stated, tuple(_args(op, node, scope)), types, tuple(map(bool, node.output))
+        alike = op.key, stated, tuple(_args(op, node, scope)), types, tuple(map(bool, node.output))
         if alike not in self._alike:
             self._alike[alike] = self._overload(op, node, scope)
         return self._alike[alike]
@@ -111,7 +126,7 @@ class _Bodies:
         key = function.SerializeToString(deterministic=True)
         if key not in self._overloads:
             if not function.overload:
-                count = self._counts[op.name] = self._counts.get(op.name, 0) + 1
+                count = self._counts[op.key] = self._counts.get(op.key, 0) + 1
                 function.overload = f"variant_{count}" if count > 1 else ""
             self._overloads[key] = function.overload
             self.functions.append(function)
@@ -139,6 +154,8 @@ def _args(op: Op, node: NodeProto, scope: Scope) -> list[Arg | None]:
 
 
 def _native(op: Op, node: NodeProto, scope: Scope, opset: int) -> FunctionProto:
+    if op.domain != DOMAIN and op.key not in PLANS:
+        return _python(NUMPY_DOMAIN, op, node, scope, opset)
     typed = all(scope.states_type(name) for name in node.output if name)
     return native_body(op, present_inputs(op, node), opset, named_outputs(op, node), typed=typed)
 
@@ -159,7 +176,7 @@ def check_kernels(kernels: str) -> None:
 
 def check_node(node: NodeProto) -> Op:
     """The operator of a domain node whose attributes and inputs its schema accepts."""
-    op = BY_NAME.get(node.op_type)
+    op = operator(node)
     if op is None:
         raise InvalidModelError(
             f"no such operator in domain {DOMAIN}; it has {', '.join(BY_NAME)}", op_type=node.op_type, node=node.name

@@ -12,19 +12,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnx_backprop.opset.core.op import Attributes
-from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.ort_ops.compiler.machine import MOST_PROCESSORS, PROCESSOR
 from onnx_backprop.ort_ops.compiler.objects import Exported
 from onnx_backprop.ort_ops.compiler.records import Record, layout
 from onnx_backprop.ort_ops.elementwise import kernel as elementwise
 from onnx_backprop.ort_ops.elementwise.program import Program, stage_of
-from onnx_backprop.ort_ops.native_table import KERNELS
+from onnx_backprop.ort_ops.native_table import KERNELS, add_declared
 from onnx_backprop.ort_ops.runtime import c_abi, call
 from onnx_backprop.ort_ops.runtime.bridge import (
     ELEMENT_TYPES,
@@ -38,7 +38,6 @@ from onnx_backprop.ort_ops.runtime.scratch import POOL_SLOTS, RUNTIME_WORDS, Run
 from onnx_backprop.ort_ops.runtime.stages import PlanHead
 
 _RUNTIME = Path(__file__).with_name("runtime.c")
-_KERNELS = {NATIVE_PREFIX + kernel.op.name: kernel for kernel in KERNELS}
 # Levels of x86-64 that ask for more than every such processor has, as `runtime.c` numbers them.
 _NEEDS = {"x86-64-v3": 3, "x86-64-v4": 4}
 
@@ -94,7 +93,7 @@ class _Tables:
             work = self.function(stage_of(spec["program"]))
             unequal = f"ADDRESS({_text(elementwise.UNEQUAL.decode())})"
             return f"{{{self.state(state, runtime='ADDRESS(runtime)', work=work, unequal=unequal)}, 0, 0, 0}}"
-        kernel = _KERNELS[spec["op"]]
+        kernel = KERNELS[spec["op"]]
         attributes = Attributes(kernel.op, spec["attributes"])
         plans = [self.plan(kernel, attributes, np.array(key, np.int64)) for key in spec["keys"]]
         state = call.KernelState(api=0, spec=0, prepare=0, runtime=0, numbers=numbers_of(kernel.op))
@@ -104,8 +103,8 @@ class _Tables:
 
     def type(self, name: str, element_type: int) -> str:
         """An entry of `types`: an operator for one element type."""
-        if name in _KERNELS:
-            op = _KERNELS[name].op
+        if name in KERNELS:
+            op = KERNELS[name].op
             inputs, outputs = input_types(op, element_type), output_types(op, element_type)
             functions, variadic = (call.compute, call.destroy), 0
         else:
@@ -134,9 +133,7 @@ def tables(domain: str, specs: Sequence[Mapping[str, Any]], lengths: str, target
     made = _Tables()
     entries = [made.spec(spec) for spec in specs]
     names = dict.fromkeys(spec["op"] for spec in specs)
-    types = [
-        made.type(name, kind) for name in names for kind in (ELEMENT_TYPES if name in _KERNELS else (c_abi.FLOAT,))
-    ]
+    types = [made.type(name, kind) for name in names for kind in (ELEMENT_TYPES if name in KERNELS else (c_abi.FLOAT,))]
     texts = {"DOMAIN": domain, "LENGTHS": lengths, "TARGET": target}
     declared = [f"extern void {symbol}(void);" for symbol in made.functions]
     content = [*(f"#define {name} {_text(text)}" for name, text in texts.items()), *declared, *made.lines]
@@ -177,4 +174,8 @@ def build(requests: Mapping[str, Any], path: Path, command: Sequence[str]) -> No
 
 
 if __name__ == "__main__":
-    build(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), sys.argv[3:])
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    for name in asked["modules"]:
+        import_module(name)
+    add_declared()
+    build(asked, Path(sys.argv[2]), sys.argv[3:])

@@ -15,6 +15,7 @@ from onnx import ModelProto, NodeProto, helper
 
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN, NATIVE_PREFIX
+from onnx_backprop.opset.functions.numpy import NUMPY_DOMAIN
 from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.walk import all_nodes
 from onnx_backprop.ort_ops.elementwise.kernel import ELEMENTWISE, NAME
@@ -23,7 +24,6 @@ from onnx_backprop.ort_ops.runtime.bridge import asked_for, node_attributes, spe
 
 Spec = dict[str, Any]  # as JSON has it: an operator with attributes and keys, or with a program
 SPEC = "spec"  # the attribute that tells a node's number in the library
-_OPS = {NATIVE_PREFIX + kernel.op.name: kernel.op for kernel in KERNELS}
 
 
 def requests(model: ModelProto, run: Callable[[], object]) -> tuple[str, list[Spec]]:
@@ -34,6 +34,13 @@ def requests(model: ModelProto, run: Callable[[], object]) -> tuple[str, list[Sp
     the library of another, and sessions of several libraries may have the same options.
     Errors: UnsupportedError for a native operator that works with other processes.
     """
+    for node in all_nodes(model):
+        if node.domain == NUMPY_DOMAIN:
+            raise UnsupportedError(
+                "its kernel is Python, which no library runs. Give register_kernel a native one",
+                op_type=node.op_type,
+                node=node.name,
+            )
     asked: dict[tuple[object, ...], dict[tuple[int, ...], None]] = {}
     token = asked_for.set(asked)
     try:
@@ -65,11 +72,12 @@ def _spec(
     if node.op_type in (NAME, ELEMENTWISE):
         spec = {"op": node.op_type, "program": given["program"], "after": given.get("after", 0)}
         return tuple(spec.values()), spec
-    op = _OPS.get(node.op_type)
-    if op is None:
+    kernel = KERNELS.get(node.op_type)
+    if kernel is None:
         raise UnsupportedError(
             "it is of a training on several ranks, which no library runs", op_type=node.op_type, node=node.name
         )
+    op = kernel.op
     attributes = node_attributes(op, lambda name, _kind: given.get(name))
     key = spec_key(op, attributes)
     there = {name: value for name, value in attributes.items() if value is not None}

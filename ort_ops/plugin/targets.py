@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
 from onnx_backprop.opset.core.hints import near
+from onnx_backprop.opset.functions.declared import PLANS
+from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.ort_ops.compiler.machine import TRIPLE_VARIABLE, levels
 
 _MAKER = "onnx_backprop.ort_ops.plugin.library"
@@ -86,6 +88,18 @@ def linker(name: str) -> list[str]:
     return [sys.executable, "-m", "ziglang", "cc", "-target", target.zig, "-fPIC", "-shared", "-s"]
 
 
+def _modules(requests: Mapping[str, Any]) -> list[str]:
+    """What another process imports to have the kernels of other domains; KernelError for what none can import."""
+    asked = {spec["op"] for spec in requests["specs"]}
+    modules = {key: plan.__module__ for key, plan in PLANS.items() if NATIVE_PREFIX + key in asked}
+    if alone := [key for key, module in modules.items() if module == "__main__"]:
+        raise KernelError(
+            f"the kernel of {alone[0]} is defined in the program that runs, and another process makes the library. "
+            "Define it in a module"
+        )
+    return sorted(set(modules.values()))
+
+
 def make(requests: Mapping[str, Any], name: str) -> bytes:
     """A library for a target, whatever this process makes code for; KernelError where that fails."""
     target = checked(name)
@@ -93,10 +107,10 @@ def make(requests: Mapping[str, Any], name: str) -> bytes:
     others = {k: v for k, v in os.environ.items() if k != "ONNX_BACKPROP_VECTOR_LENGTH"}
     processor = {TRIPLE_VARIABLE: target.triple, "NUMBA_CPU_NAME": target.processor, "NUMBA_CPU_FEATURES": ""}
     package = Path(sys.modules[__name__.partition(".")[0]].__file__ or "").parents[1]
-    path = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"), *sys.path)))
     with tempfile.TemporaryDirectory() as folder:
         asked, made = Path(folder) / "requests.json", Path(folder) / f"onnx_backprop.{target.suffix}"
-        asked.write_text(json.dumps({**requests, "target": name}))
+        asked.write_text(json.dumps({**requests, "target": name, "modules": _modules(requests)}))
         done = subprocess.run(
             [sys.executable, "-m", _MAKER, str(asked), str(made), *linker(name)],
             env={**others, **processor, "PYTHONPATH": path},

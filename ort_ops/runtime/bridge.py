@@ -10,7 +10,7 @@ import ctypes
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
@@ -92,7 +92,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 _specs: list[_Spec] = []
 _spec_numbers: dict[tuple[object, ...], int] = {}
 _apis: dict[int, c_abi.Api] = {}
-_registered: list[str] = []  # the library, once it has the operators
+_registered: set[str] = set()  # the keys of the operators that the library has
 
 
 @cache
@@ -181,7 +181,7 @@ def _spec_number(key: tuple[object, ...], spec: _Spec) -> int:
 
 def spec_key(op: Op, attributes: Attributes) -> tuple[object, ...]:
     """What two nodes have in common whose plans are the same."""
-    return (op.name, *(attributes[a.name] for a in op.attributes))
+    return (op.key, *(attributes[a.name] for a in op.attributes))
 
 
 def _create(kernel: NativeKernel, api_table: int, info: int) -> tuple[int, int]:
@@ -285,19 +285,21 @@ def output_types(op: Op, element_type: int) -> list[int]:
     return [element_type if o.type_name == "T1" else c_abi.FLOAT for o in op.outputs]
 
 
-def register(kernels: Sequence[NativeKernel], others: Callable[[], Sequence[c_abi.OrtCustomOp]]) -> None:
-    """Hand the operators, and `others` that have no schema, to onnxruntime-extensions, once.
+def register(kernels: Iterable[NativeKernel], others: Callable[[], Sequence[c_abi.OrtCustomOp]]) -> None:
+    """Hand the operators, and `others` that have no schema, to onnxruntime-extensions, each once.
 
     Raises OSError or AttributeError where that is impossible.
     """
     library = str(get_library_path())
     with Deferred():  # an operator is registered once or never
-        if _registered:
-            return
+        for op in () if _registered else others():
+            c_abi.add_external_custom_op(library, op)
         for kernel in kernels:
+            if kernel.op.key in _registered:
+                continue
             for element_type in ELEMENT_TYPES:
                 op = c_abi.custom_op(
-                    NATIVE_PREFIX + kernel.op.name,
+                    NATIVE_PREFIX + kernel.op.key,
                     input_types(kernel.op, element_type),
                     output_types(kernel.op, element_type),
                     create=partial(_create, kernel),
@@ -305,6 +307,4 @@ def register(kernels: Sequence[NativeKernel], others: Callable[[], Sequence[c_ab
                     destroy=destroy,
                 )
                 c_abi.add_external_custom_op(library, op)
-        for op in others():
-            c_abi.add_external_custom_op(library, op)
-        _registered.append(library)
+            _registered.add(kernel.op.key)

@@ -116,6 +116,12 @@ def _make(words: list[str]) -> None:
     assert re.search(rf"^{words[1]}:.*## ", (ROOT / "Makefile").read_text(), re.M), words
 
 
+def _toml(block: Block, _: dict[str, Any]) -> None:
+    """The entry points are those of the example."""
+    example = tomllib.loads((ROOT / "examples" / "extension" / "pyproject.toml").read_text())
+    assert tomllib.loads(block.text)["project"].items() <= example["project"].items(), str(block)
+
+
 def _javascript(block: Block, _: dict[str, Any]) -> None:
     """In Node, on the packages that are here; a script gets the name of the folder that `web` has written."""
     example = (WEB / "example.js").read_text().partition("\n")[2].strip()
@@ -143,3 +149,4 @@ _COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "make": _make,
 }
 RUNNERS: dict[str, Callable[[Block, dict[str, Any]], None]] = {"python": _python, "bash": _shell, "js": _javascript}
+RUNNERS["toml"] = _toml

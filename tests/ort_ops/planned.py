@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from onnx_backprop.opset.core.op import Arg, Attributes
+from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.compiler.llvm import ITEM_SIZE
 from onnx_backprop.ort_ops.compiler.records import Record
@@ -48,7 +49,7 @@ class Shapes:
         return Request(attributes, ELEMENT_TYPES[dtype], inputs, (None,) * len(inputs), outputs)
 
     def plan(self, dtype: str) -> Plan:
-        return next(kernel for kernel in KERNELS if kernel.op.name == self.op).plan(self.call(dtype))
+        return KERNELS[NATIVE_PREFIX + self.op].plan(self.call(dtype))
 
     def tensor_bytes(self, dtype: str) -> int:
         """Of inputs and outputs."""

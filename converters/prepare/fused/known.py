@@ -47,6 +47,10 @@ class Known:
         for tensor in graph.initializer:
             self.learn_tensor(tensor.name, tensor, constant=tensor.name not in inputs)
 
+    def version(self, domain: str) -> int:
+        """The version of a domain that the model imports, 0 for one that it does not."""
+        return self._versions.get(domain, 0)
+
     def learn_tensor(self, name: str, tensor: TensorProto, *, constant: bool = True) -> None:
         """Note an initializer or the value of a Constant."""
         self._types[name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))

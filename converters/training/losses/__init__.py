@@ -12,7 +12,10 @@ of the prediction, and a mean over more than 65504 elements stays finite. Sums o
 May import `names` of `training`, `rules`, `reverse`, `prepare` and opset.
 """
 
-from onnx_backprop.converters.training.losses.base import Loss, LossBuilder
+from collections.abc import Callable
+from typing import TypeVar
+
+from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, LossFunction
 from onnx_backprop.converters.training.losses.binary import BCE, BCEWithLogits, Focal
 from onnx_backprop.converters.training.losses.compose import LossSum
 from onnx_backprop.converters.training.losses.cross_entropy import NLL, SoftmaxCrossEntropy
@@ -21,6 +24,7 @@ from onnx_backprop.converters.training.losses.distributions import CosineEmbeddi
 from onnx_backprop.converters.training.losses.elements import L1, MSE, Huber, SmoothL1
 from onnx_backprop.converters.training.losses.next_token import NextToken
 from onnx_backprop.converters.training.losses.overlap import Dice, Tversky
+from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 __all__ = [
     "BCE",
@@ -41,11 +45,39 @@ __all__ = [
     "SmoothL1",
     "SoftmaxCrossEntropy",
     "Tversky",
+    "register_loss",
 ]
 
 _READY = (MSE, L1, Huber, SmoothL1, BCEWithLogits, BCE, Focal, SoftmaxCrossEntropy, NLL, Dice, Tversky)
 _READY += (KLDivergence, CosineEmbedding, CTC, NextToken)
-LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in _READY}
+LOSSES: dict[str, type[Loss] | LossFunction] = {loss.name: loss for loss in _READY}
+AnyDefinition = TypeVar("AnyDefinition", bound=type[Loss] | LossFunction)
+
+
+def register_loss(name: str) -> Callable[[AnyDefinition], AnyDefinition]:
+    """A decorator: a loss of one's own under a name, for `training_graph(loss="name")` and `--loss name`.
+
+        @ob.register_loss("log_cosh")
+        def log_cosh(op, outputs):  # mean of log cosh(y - t)
+            y = outputs["y"]
+            return op.ReduceMean(op.Log(op.Cosh(y - op.input("target", y))), keepdims=0)
+
+    What is named is a function of the builder and the model's outputs, or a subclass of `losses.Loss` whose defaults
+    do: that one can be added to others, reads the output that it is told, and checks its target's shape. A second one
+    of a name of yours takes the place of the first.
+
+    Errors: InvalidArgumentError for the name of a loss of this package, and for what is no loss.
+    """
+    if not isinstance(name, str) or not name or (name in LOSSES and LOSSES[name] in _READY):
+        raise InvalidArgumentError(f"name: expected one that no loss of this package has, got {name!r}")
+
+    def register(loss: AnyDefinition) -> AnyDefinition:
+        if not callable(loss) or (isinstance(loss, type) and not issubclass(loss, Loss)):
+            raise InvalidArgumentError(f"{name}: expected a function or a subclass of losses.Loss, got {loss!r}")
+        LOSSES[name] = loss
+        return loss
+
+    return register
 
 
 def __dir__() -> list[str]:

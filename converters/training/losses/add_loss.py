@@ -8,6 +8,7 @@ from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer, pick
 from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.extending.arithmetic import arithmetic
 from onnx_backprop.converters.reverse.known import dims, is_float, type_name
 from onnx_backprop.converters.training.losses.base import Loss, LossBuilder, LossFunction
 from onnx_backprop.converters.training.losses.compose import LossSum, emit_loss
@@ -29,13 +30,14 @@ def add_loss(
         graph.outputs.insert(0, y)
         return ir_model, str(y.name), LossBuilder(set())
     op = LossBuilder(used_names(graph), {str(x.name): x for x in graph.inputs if not x.is_initializer()})
-    if isinstance(loss, Loss | LossSum):
-        value = emit_loss(
-            op, loss, lambda name: _prediction(graph, name or prediction), partial(_called, op, graph=graph)
-        )
-    else:
-        op.prefix = getattr(loss, "__name__", "loss").strip("<>")
-        value = _called(op, loss, graph)
+    with arithmetic(op):
+        if isinstance(loss, Loss | LossSum):
+            value = emit_loss(
+                op, loss, lambda name: _prediction(graph, name or prediction), partial(_called, op, graph=graph)
+            )
+        else:
+            op.prefix = getattr(loss, "__name__", "loss").strip("<>")
+            value = _called(op, loss, graph)
     if op.blocks:
         drop_unread(op.nodes, [value])  # as what reads logits that are not needed whole
     if not isinstance(loss, Loss) or op.counted is None:
@@ -75,7 +77,7 @@ def _called(op: LossBuilder, loss: LossFunction, graph: ir.Graph) -> ir.Value:
     except Exception as e:
         raise InvalidArgumentError(
             f"loss: the callable raised {type(e).__name__}: {str(e).rstrip('.')}. It emits nodes with op, as "
-            f"op.Sub(a, b) for a - b, from the outputs {', '.join(map(repr, outputs))}"
+            f"op.Abs(a - b), from the outputs {', '.join(map(repr, outputs))}"
         ) from e
     if not isinstance(value, ir.Value):
         raise InvalidArgumentError(f"loss: the callable must return a value of the graph, got {value!r}")

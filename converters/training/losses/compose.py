@@ -21,6 +21,7 @@ from onnx_backprop.converters.training.losses.base import (
 )
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.hints import near
+from onnx_backprop.opset.extensions import load_extensions
 from onnx_backprop.opset.graphs.facts import VIEW
 from onnx_backprop.opset.graphs.walk import is_standard
 
@@ -58,12 +59,15 @@ def scaled(loss: Any, factor: float) -> Any:
     return LossSum(tuple((float(factor) * number, term) for number, term in _terms(loss)))
 
 
-def check_loss(loss: AnyLoss, known: Mapping[str, type[Loss]]) -> Loss | LossSum | LossFunction | None:
+def check_loss(loss: AnyLoss, known: Mapping[str, type[Loss] | LossFunction]) -> Loss | LossSum | LossFunction | None:
     """The loss as an object; InvalidArgumentError unless it is None, a name, a Loss, a dict of them or a callable."""
     if isinstance(loss, str):
-        if loss in known:
-            return known[loss]()
-        raise _unknown(loss, known)
+        if loss not in known:
+            load_extensions()
+        if loss not in known:
+            raise _unknown(loss, known)
+        found = known[loss]
+        return found() if isinstance(found, type) else found
     if isinstance(loss, Mapping):
         total = _of_outputs(loss, known)
         ((factor, term), *rest) = total.terms
@@ -73,7 +77,7 @@ def check_loss(loss: AnyLoss, known: Mapping[str, type[Loss]]) -> Loss | LossSum
     raise _unknown(loss, known)
 
 
-def _unknown(loss: object, known: Mapping[str, type[Loss]]) -> InvalidArgumentError:
+def _unknown(loss: object, known: Mapping[str, object]) -> InvalidArgumentError:
     names = ", ".join(map(repr, known))
     return InvalidArgumentError(
         f"loss: expected None or one of {names}, a Loss, a dict of outputs and losses or a callable, "
@@ -134,7 +138,7 @@ def _terms(loss: Any) -> Sequence[tuple[float, Loss | LossFunction]]:
     return loss.terms if isinstance(loss, LossSum) else ((1.0, loss),)
 
 
-def _of_outputs(losses: Mapping[str, Any], known: Mapping[str, type[Loss]]) -> LossSum:
+def _of_outputs(losses: Mapping[str, Any], known: Mapping[str, type[Loss] | LossFunction]) -> LossSum:
     """The sum of a loss for each of some outputs."""
     terms: list[tuple[float, Loss | LossFunction]] = []
     for output, given in losses.items():

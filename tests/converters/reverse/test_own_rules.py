@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from onnx import ModelProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
@@ -14,6 +17,8 @@ from onnx.reference.op_run import OpRun
 import onnx_backprop as ob
 from onnx_backprop.converters.prepare.inference.declared import LIKE_INPUT
 from onnx_backprop.converters.reverse import registry
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.extending.arithmetic import arithmetic
 from tests.support.numeric import central_differences
 
 RNG = np.random.default_rng(23)
@@ -153,7 +158,7 @@ def test_without_a_rule_the_refusal_names_it() -> None:
 
 def test_what_a_rule_does_wrong_is_said() -> None:
     answers = {
-        "raised ValueError: .* It emits nodes with op": lambda _op, _node, dy: dy * 2,
+        "raised TypeError: .* It emits nodes with op": lambda _op, _node, dy: dy**2,
         "raised KeyError: 'gone'": lambda _op, _node, _dy: {}["gone"],
         "returned array": lambda _op, _node, _dy: np.ones(3),
         "returned \\(": lambda _op, _node, dy: (dy, dy),
@@ -170,6 +175,71 @@ def test_what_a_rule_does_wrong_is_said() -> None:
 def test_other_domains_are_refused(name: Any) -> None:
     with pytest.raises(ob.InvalidArgumentError, match="operator: "):
         ob.register_gradient(name)
+
+
+def test_arithmetic_of_values_and_numbers() -> None:
+    @ob.register_gradient("my.ops", "Cube")
+    def rule(_op: Any, node: Any, dy: Any) -> Any:
+        x = node.input(0)
+        return (3 * x * x - 1 + 1) * dy / 2 - -dy * (1.5 * x * x)
+
+    dy = RNG.standard_normal((2, 4))
+    got = run(ob.backward(model_of("a = MatMul(x, w) y = my.ops.Cube(a)"), wrt=["w"]), x=X, y_grad=dy)["w_grad"]
+    np.testing.assert_allclose(got, X.T @ (3 * (X @ W) ** 2 * dy), rtol=1e-6)
+
+
+def test_arithmetic_is_a_matter_of_the_block_and_of_its_thread() -> None:
+    """Two conversions in two threads emit into graphs of their own, and what others have set comes back."""
+    started, outside = Barrier(2), object()
+    before = ir.set_value_magic_handler(outside)  # pyright: ignore[reportArgumentType]
+
+    def emitted(n: int) -> int:
+        op, x = Builder(set()), ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT))
+        with arithmetic(op):
+            started.wait(10)
+            for _ in range(100):
+                x + n
+        return sum(node.op_type == "Add" for node in op.nodes)
+
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(emitted, (1, 2))) == [100, 100]
+        assert ir.set_value_magic_handler(before) is outside
+    finally:
+        ir.set_value_magic_handler(before)
+
+
+def test_versions() -> None:
+    @ob.register_gradient("my.ops", "Cube", versions=[1, 3])
+    def rule(op: Any, node: Any, dy: Any) -> Any:
+        return 3 * node.input(0) * node.input(0) * dy
+
+    for version in (1, 2, 3):
+        model = model_of(INSIDE)
+        next(o for o in model.opset_import if o.domain == "my.ops").version = version
+        if version == 2:
+            with pytest.raises(ob.UnsupportedOpError, match="my.ops::Cube"):
+                ob.backward(model, wrt=["w"])
+        else:
+            ob.backward(model, wrt=["w"])
+    for wrong in ([], [0], "1", 3):
+        with pytest.raises(ob.InvalidArgumentError, match="versions: expected"):
+            ob.register_gradient("my.ops", "Cube", versions=wrong)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("route", ["onnx", "native"])
+def test_a_rule_comes_before_the_function_that_a_model_holds(route: str) -> None:
+    """The function runs forward; the rule is another one here, so as to be seen."""
+    cube(elementwise=True)
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18, "my.ops": 1]>
+        g (float[N] x) => (float[N] y) { a = Sin(x) y = my.ops.Cube(a) }
+        <domain: "my.ops", opset_import: ["": 18]> Cube (x) => (y) { s = Mul(x, x) t = Sign(s) y = Mul(t, s) }""")
+    x = np.linspace(-1, 1, 5, dtype=np.float32)
+    session = ob.session(ob.backward(model, wrt=["x"]), kernels=route)
+    y, grad = session.run(["y", "x_grad"], {"x": x, "y_grad": np.ones(5, np.float32)})
+    np.testing.assert_allclose(y, np.sin(x) ** 2, rtol=1e-5)
+    np.testing.assert_allclose(grad, 3 * np.sin(x) ** 2 * np.cos(x), rtol=1e-4, atol=1e-6)
 
 
 def test_the_answer_stands_on_a_node_of_its_domain() -> None:

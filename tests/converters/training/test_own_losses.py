@@ -15,7 +15,7 @@ import onnx_backprop as ob
 MODEL = """<ir_version: 10, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 2] y)
     <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul(x, w) }"""
 LOSSES: dict[str, tuple[Callable[..., Any], str]] = {
-    "Python's operators": (lambda op, o: op.ReduceMean(o["y"] - 1), "raised .* It emits nodes with op, as op.Sub"),
+    "Python's operators": (lambda op, o: op.ReduceMean(o["y"] ** 2), "raised .* It emits nodes with op, as op.Abs"),
     "NumPy": (lambda _, o: np.mean(o["y"]), "the callable raised .* from the outputs 'y'"),
     "another output": (lambda op, o: op.Abs(o["z"]), "the callable raised KeyError: 'z'.* from the outputs 'y'"),
     "no operator": (lambda op, o: op.Meen(o["y"]), "'Meen' is no operator of ONNX. Did you mean 'Mean'"),
@@ -32,6 +32,62 @@ def test_losses(case: str) -> None:
     loss, message = LOSSES[case]
     with pytest.raises(ob.InvalidArgumentError, match=f"loss: .*{message}"):
         ob.training_graph(parser.parse_model(MODEL), loss=loss)
+
+
+def test_arithmetic_and_a_name() -> None:
+    """Once by operators of Python, once by nodes; a class and a function have names."""
+    x, target = np.float32([[1, 2], [3, 4]]), np.float32([[0, 1], [1, 0]])
+
+    @ob.register_loss("half_squares")
+    def half_squares(op: Any, outputs: Any) -> Any:
+        difference = outputs["y"] - op.input("target", outputs["y"])
+        return op.ReduceMean(0.5 * difference * difference / 1.0 + 0, keepdims=0)
+
+    @ob.register_loss("cubes")
+    @dataclass(frozen=True, kw_only=True)
+    class Cubes(ob.losses.Loss):
+        name = "cubes"
+
+        def emit(self, op: Any, *predictions: Any) -> Any:
+            (y,) = predictions
+            difference = op.Abs(y - op.target(self, y, "target", shape=y.shape.dims))
+            return self.reduced(op, difference * difference * difference, y)
+
+    def first(loss: Any) -> float:
+        graph = ob.training_graph(parser.parse_model(MODEL), loss=loss, optimizer="sgd")
+        return ob.Trainer(graph).step(x=x, target=target)
+
+    y = x @ np.float32([[1, 2], [3, 4]])
+    assert first("half_squares") == pytest.approx(np.mean((y - target) ** 2) / 2)
+    assert first("cubes") == pytest.approx(np.mean(np.abs(y - target) ** 3))
+    assert first({"y": "cubes"}) == pytest.approx(np.mean(np.abs(y - target) ** 3))
+    assert first(0.5 * Cubes() + ob.losses.MSE()) == pytest.approx(
+        np.mean(0.5 * np.abs(y - target) ** 3 + (y - target) ** 2)
+    )
+    for name in ("mse", "", 3):
+        with pytest.raises(ob.InvalidArgumentError, match="name: expected one that no loss of this package has"):
+            ob.register_loss(name)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ob.InvalidArgumentError, match="nothing: expected a function or a subclass"):
+        ob.register_loss("nothing")(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_optimizer_has_a_name() -> None:
+    @ob.register_optimizer
+    @dataclass(frozen=True, kw_only=True)
+    class Plain(ob.optimizers.Optimizer):
+        name = "Plain"
+
+        def update(self, u: Any, x: str, g: str, *_: str) -> Any:
+            return (u.Sub(x, u.Mul(u.rate, g)),)
+
+    graphs = [ob.training_graph(parser.parse_model(MODEL), loss="mse", optimizer=name) for name in ("plain", "sgd")]
+    trainers = [ob.Trainer(graph, learning_rate=0.01) for graph in graphs]
+    x = np.float32([[1, 2], [3, 4]])
+    losses = [[trainer.step(x=x, target=x) for _ in range(3)] for trainer in trainers]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+    for wrong in (ob.optimizers.Optimizer, Plain(), type("Adam", (Plain,), {"name": "Adam"})):
+        with pytest.raises(ob.InvalidArgumentError, match="optimizer: "):
+            ob.register_optimizer(wrong)  # pyright: ignore[reportArgumentType]
 
 
 UPDATES: dict[str, tuple[Callable[..., Any], str]] = {

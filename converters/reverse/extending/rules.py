@@ -1,0 +1,204 @@
+"""Operators of a user's own domain: their gradients, and what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import onnx_ir as ir
+
+from onnx_backprop.converters.prepare.fused.composer import Composer, Expansion
+from onnx_backprop.converters.prepare.fused.table import EXPANSIONS, OWN
+from onnx_backprop.converters.prepare.inference.declared import LIKE_INPUT
+from onnx_backprop.converters.reverse import registry
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.extending.arithmetic import arithmetic
+from onnx_backprop.converters.reverse.forward import Forward
+from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedError
+
+RuleFunction = registry.RuleFunction
+
+
+def register_gradient(
+    domain: str,
+    operator: str | None = None,
+    *,
+    versions: Sequence[int] | None = None,
+    all_outputs: bool = False,
+    broadcasts: bool = False,
+    inputs: Sequence[int] | None = None,
+    elementwise: bool = False,
+) -> Callable[[RuleFunction], RuleFunction]:
+    """A decorator: the function is the gradient of an operator of one's own, dx = (∂y/∂x)ᵀ · dy.
+
+        @ob.register_gradient("my.ops", "Cube", elementwise=True)
+        def cube(op, node, dy):  # y = x³  =>  dx = 3x² · dy
+            x = node.input(0)
+            return 3 * x * x * dy
+
+    Args:
+        domain, operator: of an operator that is neither ONNX's nor ours; "my.ops::Cube" as one argument will do.
+        versions: those of its opset that it serves: `since_version` where onnx has a schema of it, else what models
+            import. A model with another is refused. Default: all.
+        all_outputs: the rule is called with a list of dy, None where no gradient arrives, not just with the first's.
+        broadcasts: the gradients have the shape of the output; each is summed over the axes its input was stretched by.
+        inputs: the indices of the inputs that a gradient flows to. Default: every float input.
+        elementwise: the first output has the type and the shape of the first input, where the file declares none.
+            Without it the declared type is believed, else the type of the first float input, and no shape.
+
+    The function is called as rule(op, node, dy) while a graph is made. Values are added, subtracted, multiplied and
+    divided as they stand, also by numbers; other operators of ONNX are `op.Sin(x)`, those of a domain
+    `op.emit("CubeGrad", [x, dy], {}, domain="my.ops")[0]`. node: `input(i)`, `output(i)`, `int(name, default)`,
+    `float(name, default)`, `string(name, default)`. It returns one value or None for each input; for one input the
+    value alone will do. What it emits must be linear in dy, and have gradients itself for `jvp` and second derivatives.
+
+    It may be called before a model is loaded, or after. A second function for an operator takes the place of the first.
+    Where a model has a function of that name, its nodes meet this rule, not the inside of the function. What runs such
+    a model is `register_kernel`, or `session_options` in which the operator's library is registered.
+
+    Raises: InvalidArgumentError for another domain, or an operator that has a gradient already.
+    """
+    domain, op_type = _named(domain, operator)
+    if (domain, op_type) in OWN:
+        raise InvalidArgumentError(f"operator: {domain}::{op_type} has an expansion, through which gradients flow")
+    numbers = _versions(versions)
+
+    def register(function: RuleFunction) -> RuleFunction:
+        @wraps(function)
+        def rule(op: Builder, node: Forward, dy: Any) -> registry.Grads:
+            return _answer(function, op, node, dy)
+
+        for key in [key for key in registry.RULES if key[:2] == (domain, op_type)]:
+            if not numbers or key[2] in (*numbers, registry.ANY_VERSION):
+                del registry.RULES[key]
+        registry.FLOWING_INPUTS.pop((domain, op_type), None)
+        registry.gradient(
+            op_type,
+            versions=numbers or (registry.ANY_VERSION,),
+            domain=domain,
+            all_outputs=all_outputs,
+            broadcasts=broadcasts,
+            inputs=inputs,
+        )(rule)
+        LIKE_INPUT[domain, op_type] = elementwise
+        return function
+
+    return register
+
+
+def register_expansion(
+    domain: str, operator: str | None = None, *, versions: Sequence[int] | None = None
+) -> Callable[[Expansion], Expansion]:
+    """A decorator: the function writes an operator of one's own in standard ones, which take its place in the graph.
+
+        @ob.register_expansion("acme", "Snake")
+        def snake(op):  # y = x + sin²(αx) / α
+            x, alpha = op.input(0), op.attribute("alpha", 1.0)
+            s = op.Sin(op.Mul(x, alpha))
+            return op.Add(x, op.Div(op.Mul(s, s), alpha))
+
+    Args:
+        domain, operator: of an operator that is neither ONNX's nor ours; "acme::Snake" as one argument will do.
+        versions: those of the domain that models may import. Default: all.
+
+    The function is called with the node, `op`: `op.input(i)` is the name of an input, "" for one that is left out,
+    `op.attribute(name, default)` an attribute, `op.wants(i)` whether somebody reads an output; `op.Mul(a, b)` emits a
+    node, numbers and arrays being operands too, and returns the name of its output. It returns the name of the output,
+    or a list of as many as the operator has. Attributes and inputs that it does not ask for are refused, so that
+    nothing is dropped without a word; `raise op.refuse("…")` refuses a form that it does not write.
+
+    Forward and backward then run in stock onnxruntime, without the operator's library. A function of that name that a
+    model holds comes before this one. A second expansion takes the place of the first.
+
+    Raises: InvalidArgumentError for another domain, or an operator that has a gradient rule.
+    """
+    domain, op_type = _named(domain, operator)
+    if any(key[:2] == (domain, op_type) for key in registry.RULES):
+        raise InvalidArgumentError(f"operator: {domain}::{op_type} has a gradient rule. Register one of both")
+    numbers = _versions(versions)
+
+    def register(function: Expansion) -> Expansion:
+        @wraps(function)
+        def expansion(op: Composer) -> str | Sequence[str | None] | None:
+            return _expanded(function, op, numbers)
+
+        EXPANSIONS[domain, op_type] = expansion
+        OWN.add((domain, op_type))
+        return function
+
+    return register
+
+
+def _named(domain: str, operator: str | None) -> tuple[str, str]:
+    """An operator's domain and name, given apart or as one; InvalidArgumentError for one that is not a user's."""
+    shown = f"{domain}::{operator}" if operator is not None else domain
+    domain, separator, op_type = shown.rpartition("::") if isinstance(shown, str) else ("", "", "")
+    if not (separator and domain and op_type) or "::" in domain:
+        raise InvalidArgumentError(f"operator: expected 'domain', 'Name', as 'my.ops', 'Cube', got {shown!r}")
+    known = (domain, op_type) in EXPANSIONS and (domain, op_type) not in OWN
+    if domain in ("ai.onnx", DOMAIN) or known or (domain, op_type) in registry.NO_GRADIENT:
+        raise InvalidArgumentError(f"operator: {shown} is not yours: its gradient, or that it has none, is known")
+    return domain, op_type
+
+
+def _versions(versions: Sequence[int] | None) -> tuple[int, ...]:
+    """The numbers of versions, none for all; InvalidArgumentError for something else."""
+    if versions is None:
+        return ()
+    numbers = tuple(versions) if isinstance(versions, Sequence) and not isinstance(versions, str) else ()
+    if not numbers or not all(isinstance(n, int) and n > 0 for n in numbers):
+        raise InvalidArgumentError(f"versions: expected a list of whole numbers of 1 or more, got {versions!r}")
+    return numbers
+
+
+def _answer(function: RuleFunction, op: Builder, node: Forward, dy: Any) -> registry.Grads:
+    """What the function returns; UnsupportedError, with the node, where it fails or returns something else."""
+    name = f"its gradient rule {function.__name__}"
+    try:
+        with arithmetic(op):
+            grads = function(op, node, dy)
+    except OnnxBackpropError:
+        raise
+    except Exception as e:
+        raise UnsupportedError(
+            f"{name} raised {type(e).__name__}: {str(e).rstrip('.')}. It emits nodes with op, as "
+            "op.Mul(dy, node.input(0))",
+            op_type=node.op_type,
+            node=node.name,
+        ) from e
+    listed = [grads] if isinstance(grads, ir.Value) else list(grads) if isinstance(grads, Sequence) else [grads]
+    if len(listed) > len(node.inputs) or any(g is not None and not isinstance(g, ir.Value) for g in listed):
+        raise UnsupportedError(
+            f"{name} returned {grads!r}, expected a value that op has emitted, or None, for each of "
+            f"{len(node.inputs)} inputs",
+            op_type=node.op_type,
+            node=node.name,
+        )
+    return listed
+
+
+def _expanded(function: Expansion, op: Composer, versions: Sequence[int]) -> str | Sequence[str | None]:
+    """What the function returns; UnsupportedError, with the node, where it fails or returns something else."""
+    name = f"its expansion {function.__name__}"
+    imported = op.known.version(op.node.domain)
+    if versions and imported not in versions:
+        served = ", ".join(map(str, versions))
+        raise op.refuse(f"{name} is for version {served} of its domain, and the model imports version {imported}")
+    try:
+        results = function(op)
+    except OnnxBackpropError:
+        raise
+    except Exception as e:
+        raise op.refuse(
+            f"{name} raised {type(e).__name__}: {str(e).rstrip('.')}. It emits nodes with op, as op.Mul(op.input(0), 2)"
+        ) from e
+    listed = [results] if isinstance(results, str) else list(results) if isinstance(results, Sequence) else [results]
+    emitted = {name for node in op.nodes for name in node.output} | {*op.node.input}
+    if len(listed) > len(op.node.output) or any(r is not None and r not in emitted for r in listed) or not listed[0]:
+        raise op.refuse(
+            f"{name} returned {results!r}, expected the name of a value that op has emitted for each of "
+            f"{len(op.node.output)} outputs"
+        )
+    return [str(r) if r else None for r in listed]
