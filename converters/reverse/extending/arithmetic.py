@@ -23,7 +23,8 @@ class _Operators:
         return getattr(_builder.get(), op_type)
 
 
-_operators, _lock = _Operators(), threading.Lock()
+_operators: Any = _Operators()
+_lock = threading.Lock()
 _blocks = 0  # of all threads
 _outside: Any = None  # whom onnx_ir asked before the first of them
 

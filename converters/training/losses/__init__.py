@@ -72,7 +72,8 @@ def register_loss(name: str) -> Callable[[AnyDefinition], AnyDefinition]:
         raise InvalidArgumentError(f"name: expected one that no loss of this package has, got {name!r}")
 
     def register(loss: AnyDefinition) -> AnyDefinition:
-        if not callable(loss) or (isinstance(loss, type) and not issubclass(loss, Loss)):
+        given: object = loss
+        if not callable(given) or (isinstance(given, type) and not issubclass(given, Loss)):
             raise InvalidArgumentError(f"{name}: expected a function or a subclass of losses.Loss, got {loss!r}")
         LOSSES[name] = loss
         return loss
