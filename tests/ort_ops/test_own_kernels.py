@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -12,7 +14,7 @@ from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Attribute, Input, Op, Output
 
 
-def operator(domain: str, name: str = "Scaled", **more: object) -> Op:
+def operator(domain: str, name: str = "Scaled", **more: Any) -> Op:
     """y = factor·x + Σ offsets, of rank 1, with a second output, the sum of the absolute values of y."""
 
     def shape(attributes, args):
@@ -57,11 +59,11 @@ def test_a_reference_alone_runs_on_every_route_of_python(kernels: str) -> None:
     ob.register_kernel(operator(domain))  # behind the first session of the process
     for kind, dtype in (("float", np.float32), ("float16", np.float16)):
         x = np.linspace(-2, 2, 7).astype(dtype)
-        y, total = ob.session(model(domain, kind=kind), kernels=kernels).run(None, {"x": x})
+        y, total = map(np.asarray, ob.session(model(domain, kind=kind), kernels=kernels).run(None, {"x": x}))
         expected = 3 * np.abs(x.astype(np.float64)) + 3
         np.testing.assert_array_equal(y, expected.astype(np.float32).astype(dtype))
         np.testing.assert_allclose(total, [expected.sum()], rtol=1e-3 if dtype == np.float16 else 1e-6)
-    assert first.run(None, {"x": -np.ones(2, np.float32)})[0].tolist() == [1, 1]
+    assert np.asarray(first.run(None, {"x": -np.ones(2, np.float32)})[0]).tolist() == [1, 1]
 
 
 def test_its_sentence_refuses_a_shape() -> None:
@@ -87,15 +89,17 @@ def test_options_from_before_are_named() -> None:
     y, _ = ob.session(model("kernels.late"), session_options=onnxruntime.SessionOptions()).run(
         None, {"x": np.ones(2, np.float32)}
     )
-    assert y.tolist() == [6, 6]
+    assert np.asarray(y).tolist() == [6, 6]
 
 
 def test_what_is_no_operator_of_ones_own_is_refused() -> None:
-    for wrong in ("Scaled", operator("ai.onnx"), operator("onnx_backprop"), operator(""), operator("a b")):
+    wrongs: list[Any] = ["Scaled", operator("ai.onnx"), operator("onnx_backprop"), operator(""), operator("a b")]
+    for wrong in wrongs:
         with pytest.raises(ob.InvalidArgumentError, match="operator: expected"):
-            ob.register_kernel(wrong)  # pyright: ignore[reportArgumentType]
+            ob.register_kernel(wrong)
+    number: Any = 3
     with pytest.raises(ob.InvalidArgumentError, match="plan: expected a function"):
-        ob.register_kernel(operator("kernels.planless"), 3)  # pyright: ignore[reportArgumentType]
+        ob.register_kernel(operator("kernels.planless"), number)
     ob.register_kernel(operator("kernels.planless"))  # nothing of the refused one is left
     with pytest.raises(ob.RegistrationError, match=r"second declaration of kernels\.planless::Scaled"):
         ob.register_kernel(operator("kernels.planless"))

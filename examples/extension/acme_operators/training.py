@@ -25,7 +25,7 @@ class SignSGD(ob.optimizers.Optimizer):
         """One tensor a parameter, which starts from 0."""
         return {"mean": 0.0}
 
-    def update(self, u, x, g, mean):
+    def update(self, u, x, g, *state):
         """Emit the update."""
-        mean = u.Add(u.Mul(u.number("beta"), mean), u.Mul(u.rest("beta"), g))
+        mean = u.Add(u.Mul(u.number("beta"), state[0]), u.Mul(u.rest("beta"), g))
         return u.Sub(u.shrunk(x), u.Mul(u.rate, u.Sign(mean))), mean

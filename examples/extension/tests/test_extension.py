@@ -54,7 +54,8 @@ def differences(function, x, step=1e-6):
 def run(model, kernels, **feeds):
     """The outputs by name."""
     session = ob.session(model, kernels=kernels)
-    return dict(zip([value.name for value in session.get_outputs()], session.run(None, feeds), strict=True))
+    results = map(np.asarray, session.run(None, feeds))
+    return dict(zip([value.name for value in session.get_outputs()], results, strict=True))
 
 
 @pytest.mark.parametrize("kernels", ROUTES)

@@ -44,13 +44,14 @@ def test_values_and_gradients() -> None:
     pair(versions=[1])
     x = np.random.default_rng(0).standard_normal((4, 2)).astype(np.float32)
     w = np.float32([1.5, -2])
-    y, z = ob.session(model()).run(None, {"x": x})
+    y, z = map(np.asarray, ob.session(model()).run(None, {"x": x}))
     np.testing.assert_allclose(y, 3 * np.sin(x) * w, rtol=1e-5)
     np.testing.assert_allclose(z, 3 * np.sin(x) * w + 1, rtol=1e-5)
     backward = ob.backward(model(), wrt=["x", "w"], of=["z"])
     assert {node.domain for node in backward.graph.node} <= {"", "onnx_backprop"}
     assert "expanded" not in {o.domain for o in backward.opset_import}
-    results = ob.session(backward).run(["x_grad", "w_grad"], {"x": x, "z_grad": np.ones_like(x)})
+    feeds = {"x": x, "z_grad": np.ones_like(x)}
+    results = [*map(np.asarray, ob.session(backward).run(["x_grad", "w_grad"], feeds))]
     np.testing.assert_allclose(results[0], 3 * np.cos(x) * w, rtol=1e-5)
     np.testing.assert_allclose(results[1], 3 * np.sin(x).sum(0), rtol=1e-5)
     assert ob.check_gradients(model(), of=["z"]).verdict == "right"

@@ -190,15 +190,16 @@ def test_arithmetic_of_values_and_numbers() -> None:
 
 def test_arithmetic_is_a_matter_of_the_block_and_of_its_thread() -> None:
     """Two conversions in two threads emit into graphs of their own, and what others have set comes back."""
-    started, outside = Barrier(2), object()
-    before = ir.set_value_magic_handler(outside)  # pyright: ignore[reportArgumentType]
+    started = Barrier(2)
+    outside: Any = object()
+    before = ir.set_value_magic_handler(outside)
 
     def emitted(n: int) -> int:
         op, x = Builder(set()), ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT))
         with arithmetic(op):
             started.wait(10)
             for _ in range(100):
-                x + n
+                _ = x + n
         return sum(node.op_type == "Add" for node in op.nodes)
 
     try:
@@ -222,9 +223,10 @@ def test_versions() -> None:
                 ob.backward(model, wrt=["w"])
         else:
             ob.backward(model, wrt=["w"])
-    for wrong in ([], [0], "1", 3):
+    wrongs: list[Any] = [[], [0], "1", 3]
+    for wrong in wrongs:
         with pytest.raises(ob.InvalidArgumentError, match="versions: expected"):
-            ob.register_gradient("my.ops", "Cube", versions=wrong)  # pyright: ignore[reportArgumentType]
+            ob.register_gradient("my.ops", "Cube", versions=wrong)
 
 
 @pytest.mark.parametrize("route", ["onnx", "native"])
@@ -237,7 +239,7 @@ def test_a_rule_comes_before_the_function_that_a_model_holds(route: str) -> None
         <domain: "my.ops", opset_import: ["": 18]> Cube (x) => (y) { s = Mul(x, x) t = Sign(s) y = Mul(t, s) }""")
     x = np.linspace(-1, 1, 5, dtype=np.float32)
     session = ob.session(ob.backward(model, wrt=["x"]), kernels=route)
-    y, grad = session.run(["y", "x_grad"], {"x": x, "y_grad": np.ones(5, np.float32)})
+    y, grad = map(np.asarray, session.run(["y", "x_grad"], {"x": x, "y_grad": np.ones(5, np.float32)}))
     np.testing.assert_allclose(y, np.sin(x) ** 2, rtol=1e-5)
     np.testing.assert_allclose(grad, 3 * np.sin(x) ** 2 * np.cos(x), rtol=1e-4, atol=1e-6)
 

@@ -36,7 +36,7 @@ def test_losses(case: str) -> None:
 
 def test_arithmetic_and_a_name() -> None:
     """Once by operators of Python, once by nodes; a class and a function have names."""
-    x, target = np.float32([[1, 2], [3, 4]]), np.float32([[0, 1], [1, 0]])
+    x, target = np.array([[1, 2], [3, 4]], np.float32), np.array([[0, 1], [1, 0]], np.float32)
 
     @ob.register_loss("half_squares")
     def half_squares(op: Any, outputs: Any) -> Any:
@@ -57,18 +57,19 @@ def test_arithmetic_and_a_name() -> None:
         graph = ob.training_graph(parser.parse_model(MODEL), loss=loss, optimizer="sgd")
         return ob.Trainer(graph).step(x=x, target=target)
 
-    y = x @ np.float32([[1, 2], [3, 4]])
+    y = x @ np.array([[1, 2], [3, 4]], np.float32)
     assert first("half_squares") == pytest.approx(np.mean((y - target) ** 2) / 2)
     assert first("cubes") == pytest.approx(np.mean(np.abs(y - target) ** 3))
     assert first({"y": "cubes"}) == pytest.approx(np.mean(np.abs(y - target) ** 3))
     assert first(0.5 * Cubes() + ob.losses.MSE()) == pytest.approx(
         np.mean(0.5 * np.abs(y - target) ** 3 + (y - target) ** 2)
     )
-    for name in ("mse", "", 3):
+    names: list[Any] = ["mse", "", 3]
+    for name in names:
         with pytest.raises(ob.InvalidArgumentError, match="name: expected one that no loss of this package has"):
-            ob.register_loss(name)  # pyright: ignore[reportArgumentType]
+            ob.register_loss(name)
     with pytest.raises(ob.InvalidArgumentError, match="nothing: expected a function or a subclass"):
-        ob.register_loss("nothing")(3)  # pyright: ignore[reportArgumentType]
+        ob.register_loss("nothing")(names[-1])
 
 
 def test_an_optimizer_has_a_name() -> None:
@@ -85,9 +86,10 @@ def test_an_optimizer_has_a_name() -> None:
     x = np.float32([[1, 2], [3, 4]])
     losses = [[trainer.step(x=x, target=x) for _ in range(3)] for trainer in trainers]
     np.testing.assert_allclose(*losses, rtol=1e-6)
-    for wrong in (ob.optimizers.Optimizer, Plain(), type("Adam", (Plain,), {"name": "Adam"})):
+    wrongs: list[Any] = [ob.optimizers.Optimizer, Plain(), type("Adam", (Plain,), {"name": "Adam"})]
+    for wrong in wrongs:
         with pytest.raises(ob.InvalidArgumentError, match="optimizer: "):
-            ob.register_optimizer(wrong)  # pyright: ignore[reportArgumentType]
+            ob.register_optimizer(wrong)
 
 
 UPDATES: dict[str, tuple[Callable[..., Any], str]] = {
