@@ -12,10 +12,11 @@ from typing import TextIO
 from onnx_backprop.opset.core.errors import printable
 
 _GAP = "  "
+PIPED = 100  # characters of a table's line in a file or a pipe
 
 
 def columns(stream: TextIO | None = None) -> int | None:
-    """Characters of a line of a terminal; None for files and pipes, whose lines stay whole.
+    """Characters of a line of a terminal; None for files and pipes, whose lines stay whole, but for tables.
 
     stream: that the text is for; default: the standard output.
     """
@@ -36,13 +37,13 @@ def wrapped(text: str, stream: TextIO | None = None) -> str:
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> list[str]:
     """Lines of columns as wide as their widest cell; the columns of the given `numbers` stand to the right.
 
-    On a terminal cells are broken where the lines would not fit, between words and behind the / and . of names. Where
-    that is not enough, a row is a paragraph that names its columns.
+    Cells are broken where the lines would not fit on the terminal, or in 100 characters elsewhere: between words and
+    behind the /, ; and . of names. Where that is not enough, a row is a paragraph that names its columns.
     """
     lines = [[printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[n]) for row in lines) for n in range(len(header))]
-    room = columns()
-    if room is not None and not _narrowed(widths, lines, room - len(_GAP) * (len(header) - 1)):
+    room = columns() or PIPED
+    if not _narrowed(widths, lines, room - len(_GAP) * (len(header) - 1)):
         head, *others = lines
         told = (
             "; ".join(f"{name}: {cell}" if name else cell for name, cell in zip(head, row, strict=True) if cell)
@@ -101,7 +102,7 @@ class _Words(textwrap.TextWrapper):
 class _Names(textwrap.TextWrapper):
     """Breaks between words, and behind the separators in names."""
 
-    wordsep_re = re.compile(r"(\s+|(?<=[/.:])(?=\w))")
+    wordsep_re = re.compile(r"(\s+|(?<=[/.:;])(?=\w))")
 
     def __init__(self, width: int) -> None:
         super().__init__(width, break_long_words=False)

@@ -13,7 +13,7 @@ from safetensors import numpy as safetensors
 
 from onnx_backprop.converters.prepare.writing.files import check_writable
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.opset.core.files import replacing
+from onnx_backprop.opset.core.files import named, replacing
 
 SUFFIXES = (".onnx_adapter", ".safetensors")
 
@@ -30,11 +30,11 @@ def save_adapter(values: Mapping[str, np.ndarray], path: str | Path) -> None:
     Errors: InvalidArgumentError for another end of the name, no values, a number without axes in an .onnx_adapter, or
     a file that cannot be written.
     """
-    suffix = Path(path).suffix
+    suffix = Path(named(path)).suffix
     if suffix not in SUFFIXES:
         raise InvalidArgumentError(f"expected a name that ends in {' or '.join(SUFFIXES)}, got {str(path)!r}")
-    if not values:
-        raise InvalidArgumentError("values: expected at least one tensor, got none")
+    if not isinstance(values, Mapping) or not values:
+        raise InvalidArgumentError(f"values: expected at least one tensor by its name, got {values!r:.100}")
     check_writable(path)
     arrays = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in values.items()}
     if suffix == ".onnx_adapter" and (numbers := [name for name, array in arrays.items() if not array.ndim]):

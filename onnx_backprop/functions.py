@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -113,6 +114,11 @@ class ValueAndGrad:
         opened: Callable[[ModelProto], onnxruntime.InferenceSession],
         options: Options,
     ) -> None:
+        if not isinstance(feeds, Mapping):
+            raise InvalidArgumentError(f"feeds: expected arrays by the names of inputs, got {feeds!r}")
+        self._model = model, wrt, of
+        self._arguments = {"feeds": dict(feeds), "reduction": reduction, "hvp": hvp}
+        self._arguments |= {"opened": opened, "options": options}
         source = _of_lengths(load(model), wrt, feeds)
         y = of[0] if of is not None and len(of) == 1 and not isinstance(of, str) else None
         if reduction is not None:
@@ -137,6 +143,10 @@ class ValueAndGrad:
             self._directions = derivatives(products)[-1]
             names = list(self._directions.results.values())
             self._hessian = _Function(opened(products), names)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """For pickle, and with it `workers=` of SciPy: sessions are made anew, of a path the file is read again."""
+        return partial(type(self), **self._arguments), self._model
 
     def __call__(self, x: np.ndarray, feeds: Feeds | None = None) -> tuple[float, np.ndarray]:
         """(y, ∂y/∂x)."""

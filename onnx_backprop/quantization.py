@@ -90,6 +90,8 @@ def merged_by_reference(
     calibration: Iterable[Any] | None = None,
 ) -> ModelProto:
     """`merge_adapter`, but floats of what lies in files are computed when somebody reads them, as `save_model` does."""
+    if not isinstance(adapted, LoraModel):
+        raise InvalidArgumentError(f"adapted: expected what lora has made, got {type(adapted).__name__}")
     if not any(map(is_quantized, all_nodes(adapted.base))):
         return adapted.by_reference(values)
     walk = walked(adapted.base)

@@ -21,7 +21,7 @@ import onnxruntime
 from onnx import ModelProto, parser
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
-from onnx_backprop.opset.core.errors import InvalidModelError, KernelError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, KernelError
 from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.mapped import mapped_tensors, serialized, whole
 from onnx_backprop.opset.core.reading import existing, load
@@ -71,6 +71,10 @@ def register_ops(session_options: SessionOptions) -> SessionOptions:
     are: they have the kernels where these had been registered in the process by then. KernelError where they have not:
     the library cannot be registered with them again.
     """
+    if not isinstance(session_options, onnxruntime.SessionOptions):
+        raise InvalidArgumentError(
+            f"session_options: expected onnxruntime.SessionOptions, got {type(session_options).__name__}"
+        )
     if not _has_kernels(session_options) and not _missing():
         raise KernelError(_TOO_EARLY)
     return session_options

@@ -54,6 +54,8 @@ def check(
     if stop is not None or any(map(is_stop, all_nodes(proto))):
         proto = _stopped(proto, wrt, of, stop)
     examiner = Examiner(open_session, seed, kernels, tolerance)
+    if feeds is not None and not isinstance(feeds, Mapping):
+        raise InvalidArgumentError(f"feeds: expected arrays by the names of inputs, got {feeds!r}")
     whole = examiner.examine(proto, wrt, of, dict(feeds or {}), progress)
     report = GradientReport(whole.results, whole.forward, seed)
     if report.verdict == RIGHT and not nodes:

@@ -1,6 +1,6 @@
 """From what a user hands over to a graph ready to be differentiated: loaded, checked, inlined, one opset, typed."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -180,7 +180,10 @@ def _since(node: NodeProto, opset: int) -> int | None:
 
 
 def check_names(argument: str, names: Names) -> Names:
-    """The names; InvalidArgumentError for a single string or an empty list."""
+    """The names; InvalidArgumentError for a single string, an empty list, and for what is no list."""
+    given: object = names
+    if not isinstance(given, Iterable):
+        raise InvalidArgumentError(f"expected a list of names, got {given!r}", argument)
     if isinstance(names, str):
         raise InvalidArgumentError(f"expected a list of names, got the string {names!r}. Write [{names!r}]", argument)
     if not names:

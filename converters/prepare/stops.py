@@ -1,6 +1,6 @@
 """Values inside a graph by name: where no gradient passes, and what to differentiate by."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir as ir
@@ -9,7 +9,7 @@ from onnx import FunctionProto, ModelProto
 from onnx_backprop.converters.prepare.exporters.detached import STOP
 from onnx_backprop.converters.prepare.ir_models import to_ir
 from onnx_backprop.converters.prepare.lengths.free import Free, free_lengths
-from onnx_backprop.converters.prepare.load import Edit, prepare
+from onnx_backprop.converters.prepare.load import Edit, check_names, prepare
 from onnx_backprop.converters.prepare.selection import Patterns, select
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.op import DOMAIN
@@ -41,7 +41,7 @@ def _named_in(function: FunctionProto) -> Iterable[str]:
 def refuse_hidden(hidden: Mapping[str, str], **arguments: Patterns | None) -> None:
     """Raise for the name of a value inside a function: each call of the function has its own."""
     for argument, names in arguments.items():
-        for name in () if names is None or isinstance(names, str) else names:
+        for name in names if isinstance(names, Sequence) and not isinstance(names, str) else ():
             if isinstance(name, str) and name in hidden:
                 raise InvalidArgumentError(
                     f"{name!r} is a value inside the function {hidden[name]}, and each call of it has its "
@@ -73,7 +73,7 @@ def stop_at(graph: ir.Graph, stop: Patterns | None, hidden: Iterable[str] = ()) 
     for name in hidden:
         names.pop(name, None)
     pool = [n for n, places in names.items() if any(_carries(v) and not v.is_initializer() for _, v in places)]
-    written = {name for name in stop if isinstance(name, str)}
+    written = {name for name in check_names("stop", stop) if isinstance(name, str)}
     chosen: dict[ir.Value, ir.Graph] = {}
     for name in select("stop", stop, pool, exact=names, what="a value or node of the graph"):
         places = values[name] if name in written and name in values else names[name]

@@ -62,6 +62,17 @@ class Sizes:
         return 0
 
 
+def _with_place(model: ModelProto, name: str) -> str:
+    """A symbol, and the axis of the first input that has it."""
+    places = (
+        f"{name!r} (axis {axis} of {value.name!r})"
+        for value in model.graph.input
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+        if dim.dim_param == name
+    )
+    return next(places, repr(name))
+
+
 def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
     """The sizes of all values of a model, whose shapes are noted meanwhile.
 
@@ -85,7 +96,8 @@ def sizes(model: ir.Model, lengths: Mapping[str, int]) -> Sizes:
         if missing := _filled_in(light, known):
             missing = [name for name in missing if not is_nameless(name)] or missing
             raise InvalidArgumentError(
-                f"the lengths of {', '.join(missing)} are not known, on which the memory of a step depends. "
+                f"the lengths of {', '.join(_with_place(light, name) for name in missing)} are not known, on which the "
+                "memory of a step depends. "
                 f"Give them, as lengths={{{missing[0]!r}: 8}}",
                 "memory",
             )

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
 from onnx_backprop.converters.prepare.selection import Patterns
@@ -104,7 +105,7 @@ class Optimizer(ABC):
 
 def require(owner: str, name: str, value: float, *, low: float, high: float = math.inf) -> None:
     """Raise InvalidArgumentError unless low <= value < high and value is a finite number."""
-    if not low <= value < high:
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) < high:
         upper = "" if high == math.inf else f" and less than {high:g}"
         raise InvalidArgumentError(f"{owner}: {name}: expected {low:g} or more{upper}, got {value!r}")
 

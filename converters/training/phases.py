@@ -308,7 +308,7 @@ def _check_names(graph: ir.Graph, trainable: Patterns | None, frozen: Patterns |
 def _inputs_in(graph: ir.Graph, trainable: Patterns | None, *, trained: bool) -> list[str]:
     """The inputs of the model that `trainable` names where it names nothing else: the caller wants their gradients."""
     inputs = {str(value.name) for value in graph.inputs if not value.is_initializer()}
-    listed = () if trainable is None or isinstance(trainable, str) else trainable
+    listed = trainable if isinstance(trainable, Sequence) and not isinstance(trainable, str) else ()
     named = [name for name in listed if isinstance(name, str) and name in inputs]
     if named and (trained or len(named) < len(listed)):
         raise InvalidArgumentError(

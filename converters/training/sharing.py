@@ -1,6 +1,6 @@
 """Tensors that several places share by an exporter's thrift, and weights that belong together and were copied."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -23,8 +23,10 @@ def tie(graph: ir.Graph, pairs: Ties) -> None:
 
     Raises: InvalidArgumentError for unknown names, and for two tensors that hold different numbers.
     """
+    if not isinstance(pairs, Iterable):
+        raise InvalidArgumentError(f"expected pairs of names, got {pairs!r}. Write [('a', 'b')]", "tie")
     for pair in pairs:
-        if isinstance(pair, str) or len(pair) != 2:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise InvalidArgumentError(f"expected pairs of names, got {pair!r}. Write [('a', 'b')]", "tie")
         stored = {str(v.name): v for v in graph.initializers.values()}
         a, b = pick(pair, stored, argument="tie", what="an initializer")

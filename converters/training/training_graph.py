@@ -20,6 +20,7 @@ from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.rewrites.precision import check_precision
 from onnx_backprop.converters.training.settings import Settings, plain
 from onnx_backprop.converters.training.sharing import Ties
+from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.progress import shown
 
 
@@ -133,6 +134,8 @@ def training_graph(
     than one element, several outputs to choose from), and what `backward` raises.
     """
     chosen = check_loss(loss, LOSSES)
+    if lengths is not None and not isinstance(lengths, Mapping):
+        raise InvalidArgumentError(f"lengths: expected numbers by names, as {{'batch': 8}}, got {lengths!r}")
     updater = check_optimizer(optimizer)
     budget = None if memory is None else check_memory(memory)
     draft = TrainingDraft(

@@ -103,7 +103,9 @@ class Parser(argparse.ArgumentParser):
         """What `parse_known_args` leaves; with near misses for an option."""
         options = [option for action in self._actions for option in action.option_strings]
         unknown = next((text for text in arguments if text.startswith("-")), "").partition("=")[0]
-        self._complain(f"unrecognized arguments: {' '.join(arguments)}", near(unknown, options) if unknown else "")
+        initials = [o for o in options if unknown == "--" + "".join(word[0] for word in o.strip("-").split("-"))]
+        hint = f". Did you mean {initials[0]!r}?" if len(initials) == 1 and len(unknown) > 3 else near(unknown, options)
+        self._complain(f"unrecognized arguments: {' '.join(arguments)}", hint if unknown else "")
 
     def _complain(self, message: str, hint: str) -> NoReturn:
         raise InvalidArgumentError(f"{message}{hint or '.'} `{self.prog} --help` explains the arguments")

@@ -22,7 +22,7 @@ import safetensors
 
 from onnx_backprop.converters.training.metadata import no_number
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
-from onnx_backprop.opset.core.files import locked, replacing
+from onnx_backprop.opset.core.files import locked, named, replacing
 from onnx_backprop.opset.core.limits import current, how_to_raise
 from onnx_backprop.training.schedules import SCHEDULES, Schedule, restored
 
@@ -114,7 +114,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray]
 
 def _content(path: str | os.PathLike[str]) -> tuple[bytes, int]:
     """The bytes of a file, and how many of them it says are its header."""
-    if not os.path.isfile(path):  # a pipe would have no end
+    if not os.path.isfile(named(path)):  # a pipe would have no end
         raise CheckpointError(f"cannot read the checkpoint {path}: there is no such file")
     try:
         with open(path, "rb") as file:

@@ -44,6 +44,7 @@ from onnx_backprop.providers.placed import Placed, check_kernels, options_for
 from onnx_backprop.providers.placement import Placement
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
+from onnx_backprop.training.copying import reduced
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
 from onnx_backprop.training.evaluation import Evaluator, lengths_of
 from onnx_backprop.training.fitting import fit
@@ -79,6 +80,7 @@ class Trainer:
     """
 
     fit = fit
+    __reduce__ = reduced
 
     def __init__(
         self,
@@ -147,6 +149,12 @@ class Trainer:
         if not alone and (target is not None or read_every > 1):
             raise InvalidArgumentError("device, providers, read_every: go with one rank, not several. Leave them out")
         self.where = {"device": device, "providers": providers}
+        self.arguments = {
+            "kernels": kernels,
+            "session_options": session_options,
+            "read_every": read_every,
+            **self.where,
+        }
         state = self.graph.initial_state(copy=not alone)
         if isinstance(graph, str | Path):
             self.graph = self.graph.without_values()  # which nobody else holds

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.signals import Deferred
 
 try:
@@ -18,6 +19,13 @@ except ImportError:  # Windows: nobody is kept out, and what a killed process le
 _RANDOM = 8  # bytes
 
 
+def named(path: object) -> str | os.PathLike[str]:
+    """The path; InvalidArgumentError for what names no file."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise InvalidArgumentError(f"path: expected the name of a file, got {path!r}")
+    return path
+
+
 @contextmanager
 def replacing(*paths: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, ...]]:
     """Files to write, which get their names, replacing what had them, once all are complete and on the disk.
@@ -26,7 +34,7 @@ def replacing(*paths: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, ...]]:
     removes nothing; who next writes to the same path does, since the system unlocks the files of the dead. Links are
     followed.
     """
-    targets = [Path(os.path.realpath(path)) for path in paths]
+    targets = [Path(os.path.realpath(named(path))) for path in paths]
     made: list[Path] = []
     try:
         for target in targets:

@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto
 
 from onnx_backprop.opset.core import mapped
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.opset.core.files import remove_unused, replacing
+from onnx_backprop.opset.core.files import named, remove_unused, replacing
 from onnx_backprop.opset.core.mapped import byte_size, is_mapped, raw
 from onnx_backprop.opset.graphs.edit import without, without_tensors
 
@@ -37,7 +37,7 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int | None = None)
     Errors: InvalidArgumentError when the folder is missing, the path is a folder or a device, or
     the system refuses to write.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(named(path)))
     check_writable(path)
     try:
         earlier = {path: path.stat().st_ino for path in sidecars(path)}
@@ -76,7 +76,7 @@ def _write_two(model: ModelProto, target: Path) -> Path:
 def check_writable(path: str | Path) -> None:
     """Raise InvalidArgumentError when a file cannot be written there for a reason that shows beforehand."""
     try:
-        target = Path(os.path.realpath(path))
+        target = Path(os.path.realpath(named(path)))
         reason = _unwritable(target)
     except (OSError, ValueError) as e:  # no name at all, or a longer one than the system takes
         raise InvalidArgumentError(f"cannot write {str(path)!r}: {getattr(e, 'strerror', None) or e}") from e

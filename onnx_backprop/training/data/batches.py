@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -57,8 +58,8 @@ class Batches:
             said = ", ".join(f"{name!r}: {length}" for name, length in lengths.items()) or "none"
             raise InvalidArgumentError(f"arrays: expected arrays with one number of rows, got {said}")
         self.rows = next(iter(lengths.values()))
-        if size < 1 or (drop_last and size > self.rows):
-            raise InvalidArgumentError(f"size: expected 1 … {self.rows}, got {size}")
+        if not isinstance(size, Integral) or size < 1 or (drop_last and size > self.rows):
+            raise InvalidArgumentError(f"size: expected a whole number of 1 … {self.rows}, got {size!r}")
         self.size, self.seed, self.shuffle, self.drop_last = size, seed, shuffle, drop_last
         self._epoch = 0
         self._blocks = [a for a in self.arrays.values() if isinstance(a, StoredRows) and a.starts is not None]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from onnx import parser
 
 import onnx_backprop as ob
 from tests.support.training_models import data, training
@@ -41,6 +43,62 @@ def test_fit(case: str) -> None:
     loader, more, sentence = FITS[case]
     with pytest.raises(ob.InvalidArgumentError, match=sentence):
         ob.Trainer(graph(), kernels="onnx").fit(loader, **{"epochs": 1, **more})
+
+
+KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "trainable": (
+        lambda m: ob.training_graph(m, loss="mse", trainable=3),
+        "trainable: expected a list of names, got 3",
+    ),
+    "frozen": (lambda m: ob.training_graph(m, loss="mse", frozen=3), "frozen: expected a list of names, got 3"),
+    "wrt": (lambda m: ob.backward(m, wrt=3), "wrt: expected a list of names, got 3"),
+    "of": (lambda m: ob.backward(m, of=3), "of: expected a list of names, got 3"),
+    "explain": (lambda m: ob.explain_gradients(m, wrt=3), "wrt: expected a list of names, got 3"),
+    "jacobian": (lambda m: ob.jacobian(m, wrt=3), "wrt: expected a list of names, got 3"),
+    "stop": (lambda m: ob.training_graph(m, loss="mse", stop=3), "stop: expected a list of names, got 3"),
+    "tie": (lambda m: ob.training_graph(m, loss="mse", tie=3), "tie: expected pairs of names, got 3"),
+    "a pair": (lambda m: ob.training_graph(m, loss="mse", tie=[3]), "tie: expected pairs of names, got 3"),
+    "lengths": (lambda m: ob.training_graph(m, loss="mse", lengths=3), "lengths: expected numbers by names"),
+    "feeds": (lambda m: ob.check_gradients(m, feeds=3), "feeds: expected arrays by the names of inputs, got 3"),
+    "feeds of a function": (lambda m: ob.value_and_grad(m, feeds=3), "feeds: expected arrays by the names of inputs"),
+    "a number": (lambda _: ob.optimizers.Adam(beta1="a"), "beta1: expected 0 or more and less than 1, got 'a'"),
+    "options": (lambda _: ob.register_ops(3), "session_options: expected onnxruntime.SessionOptions, got int"),
+    "a model's path": (lambda m: ob.save_model(m, None), "path: expected the name of a file, got None"),
+    "a graph's path": (lambda m: ob.training_graph(m, loss="mse").save(None), "path: expected the name of a file"),
+    "an adapter": (lambda _: ob.save_adapter(3, "a.safetensors"), "values: expected at least one tensor by its name"),
+    "an adapter's path": (lambda _: ob.save_adapter({}, 3), "path: expected the name of a file, got 3"),
+    "an adapted model": (lambda m: ob.merge_adapter(m, {}), "adapted: expected what lora has made, got ModelProto"),
+    "rows": (lambda _: ob.Batches({"x": np.zeros(3)}, "2"), r"size: expected a whole number of 1 … 3, got '2'"),
+}
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_another_kind_of_argument(case: str) -> None:
+    call, sentence = KINDS[case]
+    with pytest.raises(ob.InvalidArgumentError, match=sentence):
+        call(
+            parser.parse_model(
+                '<ir_version: 10, opset_import: ["": 18]> g (float[N, 2] x) => (float[N, 2] y) <float[2] w = {1, 2}> '
+                "{ y = Mul (x, w) }"
+            )
+        )
+
+
+@pytest.mark.parametrize("method", ["save", "load", "export"])
+def test_no_path(method: str) -> None:
+    nothing: Any = None
+    with pytest.raises(
+        (ob.InvalidArgumentError, ob.CheckpointError), match="path: expected the name of a file, got None"
+    ):
+        getattr(ob.Trainer(graph(), kernels="onnx"), method)(nothing)
+
+
+def test_memory_names_the_axes() -> None:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]> g (float[N, 4, s77] x) => (float[N, 4, s77] y) <float[1] w = {2}> {
+            a = Mul (x, w) y = Sin (a) }""")
+    with pytest.raises(ob.InvalidArgumentError, match=r"lengths of 'N' \(axis 0 of 'x'\), 's77' \(axis 2 of 'x'\)"):
+        ob.training_graph(model, loss="mse", optimizer="sgd", memory="50%")
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -228,7 +228,7 @@ def test_batches() -> None:
     np.testing.assert_array_equal(next(iter(batches(shuffle=False)))["x"], data()["x"][:7])
     with pytest.raises(ob.InvalidArgumentError, match="one number of rows, got 'a': 2, 'b': 3"):
         ob.Batches({"a": np.zeros(2), "b": np.zeros(3)}, 1)
-    with pytest.raises(ob.InvalidArgumentError, match="size: expected 1 … 2, got 0"):
+    with pytest.raises(ob.InvalidArgumentError, match="size: expected a whole number of 1 … 2, got 0"):
         ob.Batches({"a": np.zeros(2)}, 0)
 
 
