@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.reverse.models.derivatives import Derivative, derivatives
     from onnx_backprop.converters.reverse.own_rules import register_gradient
     from onnx_backprop.converters.reverse.registry import supported_ops
-    from onnx_backprop.converters.training import losses, optimizers
+    from onnx_backprop.converters.training import losses, metrics, optimizers
     from onnx_backprop.converters.training.result import TrainingGraph
     from onnx_backprop.converters.training.standard.gradient_operator import expand_gradients
     from onnx_backprop.converters.training.standard.training_info import from_training_info, to_training_info
@@ -113,6 +113,7 @@ __all__ = [
     "lora",
     "losses",
     "merge_adapter",
+    "metrics",
     "optimizers",
     "pack",
     "packed_bias",
@@ -169,7 +170,7 @@ _WHERE = {
     "training.trainer": "Trainer",
 }
 _MODULES = {"artifacts": "artifacts", "schedules": "training.schedules", "text": "text", "torch": "torch"}
-_MODULES |= {name: f"converters.training.{name}" for name in ("losses", "optimizers")}
+_MODULES |= {name: f"converters.training.{name}" for name in ("losses", "metrics", "optimizers")}
 _NAMES = {name: module for module, names in _WHERE.items() for name in names.split()}
 
 

@@ -20,7 +20,8 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data.batches import Batches, Shards, of_data, shard_of_rank
 from onnx_backprop.training.divergence import BadBatchError
-from onnx_backprop.training.reports.history import Log, Record, Records, TokenLoss, check_plot, draw
+from onnx_backprop.training.measures import Metrics, chosen_metrics, plain_numbers, result_names
+from onnx_backprop.training.reports.history import Log, Measured, Record, Records, check_plot, draw
 from onnx_backprop.training.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def fit(
     schedule: Schedule | None = None,
     callbacks: Iterable[Callback] = (),
     evaluation: Iterable[Any] | None = None,
+    metrics: Metrics | None = None,
     ema: bool = False,
     checkpoint: str | Path | None = None,
     every: int = 0,
@@ -55,12 +57,14 @@ def fit(
         callbacks: called as callback(trainer, record) after every step and before its checkpoint; one that
             returns True ends the training, of all ranks. As many on every rank.
         evaluation: batches whose loss in inference mode is measured after every epoch.
+        metrics: what is measured of them besides: names, as "accuracy" or "accuracy,f1"; records of `ob.metrics`;
+            functions of (target, output), as scikit-learn has them; a list of these, or a dict with names of one's own.
         ema: measure it of the running means of the weights, which `export(ema=True)` writes.
         checkpoint: a file to save to after every `every` steps, if that is not 0, and every epoch. One training at a
             time may have it.
         log: a file that gets a line for every step, .csv or .jsonl; or a function that gets a dict for every step, as
             loggers take it: `wandb.log`. It has what is known of "step", "epoch", "loss", "learning_rate", "seconds",
-            behind the last step of an epoch "evaluation", of tokens "perplexity" too, with a loss scale "skipped".
+            behind the last step of an epoch "evaluation" and the metrics, with a loss scale "skipped".
         plot: a picture of the losses, drawn at the end; where that fails, a warning says why.
         progress: a progress bar. Default: where a person is watching, on a terminal or in a notebook.
 
@@ -86,6 +90,9 @@ def fit(
     trainer.inputs.check_loader(loader)
     if evaluation is not None:
         trainer.inputs.check_loader(evaluation)
+    asked = chosen_metrics(metrics)
+    if asked and evaluation is None:
+        raise InvalidArgumentError("metrics: goes with evaluation, the batches to measure")
     if ema and evaluation is None:
         raise InvalidArgumentError("ema: goes with evaluation, the batches to measure")
     if ema and not trainer.graph.copies:
@@ -99,6 +106,7 @@ def fit(
         trainer.schedule = schedule
     if callable(callbacks) or not all(map(callable, callbacks := tuple(callbacks))):
         raise InvalidArgumentError(f"callbacks: expected a list of functions, got {callbacks!r}")
+    names = () if evaluation is None else result_names(trainer.graph, asked)
     records = Records()
     writes = trainer.communicator.rank == 0
     log, plot, progress = (log, plot, progress) if writes else (None, None, False)
@@ -108,10 +116,10 @@ def fit(
             stack.enter_context(held(checkpoint))
         file = None
         if isinstance(log, str | Path):
-            file = Log(log, start=trainer.steps)
+            file = Log(log, start=trainer.steps, metrics=names)
             stack.callback(file.close)
         bar = stack.enter_context(_Bar(progress, loader, epochs, trainer))
-        measure = None if evaluation is None else partial(_measured, trainer, evaluation, ema, checkpoint)
+        measure = None if evaluation is None else partial(_measured, trainer, evaluation, ema, checkpoint, asked)
         own = shard_of_rank(loader, trainer.communicator)
         for record in _steps(trainer, own, epochs, measure, 1 if callbacks else every):
             records.append(record)
@@ -140,7 +148,7 @@ def fit(
 
 
 def _steps(
-    trainer: Trainer, loader: Iterable[Any], epochs: int, measure: Callable[[], float] | None, every: int
+    trainer: Trainer, loader: Iterable[Any], epochs: int, measure: Callable[[], Measured] | None, every: int
 ) -> Iterator[Record]:
     """Run step after step; the trainer's epoch and batch are those of the step to come.
 
@@ -173,9 +181,9 @@ def _steps(
                 measured = None if measure is None else measure()
             else:
                 trainer.batch += 1
-            perplexity = measured.perplexity if isinstance(measured, TokenLoss) else None
+            found = {} if measured is None else plain_numbers(measured.metrics)
             measured = None if measured is None else float(measured)
-            waiting.append(Record(trainer.steps - 1, epoch, math.nan, rate, seconds, measured, None, perplexity))
+            waiting.append(Record(trainer.steps - 1, epoch, math.nan, rate, seconds, measured, None, found))
             if batch is None or (every and trainer.steps % every == 0):
                 trainer.read_losses()
             if trainer.read.get(trainer.steps) is not None:
@@ -187,10 +195,12 @@ def _steps(
             trainer.epoch, trainer.batch = epoch + 1, 0
 
 
-def _measured(trainer: Trainer, evaluation: Iterable[Any], ema: bool, checkpoint: str | Path | None) -> float:
+def _measured(
+    trainer: Trainer, evaluation: Iterable[Any], ema: bool, checkpoint: str | Path | None, metrics: Metrics
+) -> Measured:
     """The loss of the evaluation; where its data are at fault the epoch is saved all the same."""
     try:
-        return trainer.evaluate(evaluation, ema=ema)
+        return trainer.evaluate(evaluation, ema=ema, metrics=metrics)
     except BadBatchError:
         if checkpoint is not None and trainer.communicator.size == 1:
             trainer.save(checkpoint)
