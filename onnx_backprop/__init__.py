@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from onnx_backprop.providers.choose import devices
     from onnx_backprop.providers.placed import session
     from onnx_backprop.quantization import merge_adapter, requantize
-    from onnx_backprop.training import schedules
+    from onnx_backprop.training import callbacks, schedules
     from onnx_backprop.training.data.batches import Batches
     from onnx_backprop.training.data.packing import pack, packed_bias
     from onnx_backprop.training.trainer import Trainer
@@ -97,6 +97,7 @@ __all__ = [
     "__version__",
     "artifacts",
     "backward",
+    "callbacks",
     "check_gradients",
     "compile_plugin",
     "dequantize",
@@ -170,6 +171,7 @@ _WHERE = {
     "training.trainer": "Trainer",
 }
 _MODULES = {"artifacts": "artifacts", "schedules": "training.schedules", "text": "text", "torch": "torch"}
+_MODULES["callbacks"] = "training.callbacks"
 _MODULES |= {name: f"converters.training.{name}" for name in ("losses", "metrics", "optimizers")}
 _NAMES = {name: module for module, names in _WHERE.items() for name in names.split()}
 

@@ -41,6 +41,7 @@ from onnx_backprop.providers.memory import Copies, Memory
 from onnx_backprop.providers.placed import Placed, check_kernels, options_for
 from onnx_backprop.providers.placement import Placement
 from onnx_backprop.training.buffers import Buffers
+from onnx_backprop.training.callbacks.base import CallbackStates, without_callbacks
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
 from onnx_backprop.training.evaluation import Evaluator, lengths_of
@@ -48,6 +49,7 @@ from onnx_backprop.training.fitting import fit
 from onnx_backprop.training.inputs import Inputs, refusals
 from onnx_backprop.training.measures import Metrics, chosen_metrics
 from onnx_backprop.training.opening import check_arguments, declared_rate, open_model, take_frozen
+from onnx_backprop.training.rates import find_learning_rate
 from onnx_backprop.training.reports.history import Losses, Measured
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
@@ -78,7 +80,7 @@ class Trainer:
     that were read last, by the number of the step.
     """
 
-    fit = fit
+    fit, find_learning_rate = fit, find_learning_rate
 
     def __init__(
         self,
@@ -211,6 +213,7 @@ class Trainer:
         self.kept: tuple[str | Path, int] | None = None
         self.losses = Losses()
         self.read: dict[int, float] = {}
+        self.callback_states = CallbackStates()
 
     @property
     def placement(self) -> Placement | None:
@@ -457,6 +460,7 @@ class Trainer:
         Errors: FloatingPointError when the training has diverged, see `fit`. All ranks call this, rank 0 writes.
         """
         state = self._finite(self._state(copy=False))
+        callbacks, tensors = self.callback_states.described()
         about = {
             "steps": self.steps,
             "epoch": self.epoch,
@@ -464,9 +468,9 @@ class Trainer:
             "learning_rate": self.learning_rate,
             "schedule": None if self.schedule is None else described(self.schedule),
             "settings": self.graph.settings,
-        }
+        } | ({"callbacks": callbacks} if callbacks else {})
         if self.communicator.rank == 0:
-            write_checkpoint(path, state, about)
+            write_checkpoint(path, state | tensors, about)
         self.kept = path, self.steps
 
     def _finite(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -481,7 +485,8 @@ class Trainer:
         stays as it was. All ranks call this, rank 0 reads.
         """
         declared = self._buffers.declared()
-        tensors, about = read_checkpoint(path) if self.communicator.rank == 0 else ({}, {})
+        read, about = read_checkpoint(path) if self.communicator.rank == 0 else ({}, {})
+        tensors = without_callbacks(read)
         if self._ranks is not None:
             tensors, about = self._ranks.from_first(tensors, about, declared)
         progress = read_progress(path, about)
@@ -491,16 +496,21 @@ class Trainer:
                 self.learning_rate = progress.learning_rate  # first, since it may be refused
             except InvalidArgumentError as e:
                 raise CheckpointError(f"{path}: {e}") from e
-        if self._ranks is not None:
-            self._ranks.replica.forget()
-        self._buffers.set({name: tensors[name] for name in declared})
-        self._buffers.restart(progress.steps)
+        self.callback_states.take(path, about, read, self.communicator)
+        self.rewind({name: tensors[name] for name in declared}, progress.steps)
         self.epoch, self.batch = progress.epoch, progress.batch
         self.schedule = progress.schedule
         self.losses, self.read = Losses(), {}  # those before are not known
         self._accepted = not_finite(tensors)
         self.kept = path, self.steps
         return self
+
+    def rewind(self, state: dict[str, np.ndarray], steps: int) -> None:
+        """Go on from the whole of a state, as that of a step; all ranks call this."""
+        if self._ranks is not None:
+            self._ranks.replica.forget()
+        self._buffers.set(dict(state))
+        self._buffers.restart(steps)
 
     def export(self, path: str | Path, *, ema: bool = False) -> None:
         """Write the plain inference model with the trained weights, or with their running means.

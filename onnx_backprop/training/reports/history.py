@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from onnx_backprop.converters.pages import chart, fragment
+from onnx_backprop.converters.pages import Points, chart, fragment
 from onnx_backprop.converters.pages import text as escaped
 from onnx_backprop.converters.prepare.writing.files import check_writable
-from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
+from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.files import replacing
 
 _POINTS = 1024  # even; of a curve that grows with every step
@@ -96,11 +96,36 @@ class Records(list[Record]):
         first, last = self[0], self[-1]
         return f"<Records: steps {first.step} … {last.step}, loss {first.loss:.4g} -> {last.loss:.4g}>"
 
+    def curves(self) -> dict[str, dict[str, Points]]:
+        """Curves over the steps by the name of their axis: losses, each metric that is a number, the learning rate."""
+        losses: dict[str, Points] = {"loss": [(r.step, r.loss) for r in self]}
+        if measured := [(r.step, r.evaluation) for r in self if r.evaluation is not None]:
+            losses["evaluation"] = measured
+        result: dict[str, dict[str, Points]] = {"loss": losses}
+        for name in dict.fromkeys(name for r in self for name in r.metrics):
+            points = [(r.step, r.metrics[name]) for r in self if isinstance(r.metrics.get(name), int | float)]
+            result |= {name: {name: points}} if points else {}
+        return result | {"learning rate": {"learning rate": [(r.step, r.learning_rate) for r in self]}}
+
     def chart(self) -> str:
-        """Losses over steps, as a part of a page."""
-        curves = {"loss": [(r.step, r.loss) for r in self]}
-        measured = [(r.step, r.evaluation) for r in self if r.evaluation is not None]
-        return chart(curves | ({"evaluation": measured} if measured else {}), "step", "loss")
+        """Losses over steps, metrics, and the learning rate, as a part of a page."""
+        if not self:
+            return "<p>nothing was measured</p>"
+        return "".join(chart(curves, "step", y) for y, curves in self.curves().items())
+
+    def summary(self) -> str:
+        """What came of it, in lines: steps and time, losses at first and in the end, the best of each evaluation."""
+        if not self:
+            return "no steps"
+        seconds = sum(r.seconds for r in self)
+        lines = [f"steps: {len(self):,} in {seconds:.1f} s", f"loss: {self[0].loss:.4g} -> {self[-1].loss:.4g}"]
+        for name, curves in self.curves().items():
+            points = curves.get("evaluation" if name == "loss" else name, ())
+            if points and name != "learning rate":
+                what = "evaluation" if name == "loss" else name
+                values = [value for _, value in points]
+                lines.append(f"{what}: {values[0]:.4g} -> {values[-1]:.4g} ({min(values):.4g} … {max(values):.4g})")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """For notebooks."""
@@ -227,53 +252,3 @@ def _parsed(text: str) -> Any:
         return int(text)
     except ValueError:
         return float(text)
-
-
-def check_plot(path: str | Path) -> None:
-    """Before there is anything to draw.
-
-    Errors: KernelError without matplotlib, InvalidArgumentError where the picture cannot be written.
-    """
-    check_writable(path)
-    formats = _figure().canvas.get_supported_filetypes()
-    if _format(path) not in formats:
-        raise InvalidArgumentError(f"plot: expected a name that ends in .{', .'.join(sorted(formats))}, got {path}")
-
-
-def _format(path: str | Path) -> str:
-    return Path(path).suffix[1:].lower() or "png"
-
-
-def _figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise KernelError(f"the plot needs matplotlib: {e}. Install it with `pip install matplotlib`") from e
-    return Figure(figsize=(8, 4.5), layout="constrained")
-
-
-def draw(records: list[Record], path: str | Path) -> None:
-    """Draw loss and learning rate over the steps into a picture; the suffix chooses its format.
-
-    Errors: those of `check_plot`.
-    """
-    figure = _figure()
-    axes: Any = figure.add_subplot()
-    steps = [r.step for r in records]
-    axes.plot(steps, [r.loss for r in records], linewidth=0.8, label="loss")
-    measured = [r for r in records if r.evaluation is not None]
-    if measured:
-        axes.plot([r.step for r in measured], [r.evaluation for r in measured], "o-", markersize=3, label="evaluation")
-    if records and min(r.loss for r in records) > 0:
-        axes.set_yscale("log")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss")
-    rates: Any = axes.twinx()
-    rates.plot(steps, [r.learning_rate for r in records], color="grey", linewidth=0.8, linestyle="--")
-    rates.set_ylabel("learning rate")
-    axes.legend(loc="upper right")
-    try:
-        with replacing(path) as (file,):
-            figure.savefig(file, format=_format(path))
-    except (OSError, ValueError) as e:
-        raise InvalidArgumentError(f"cannot write the plot {path}: {e}") from e
