@@ -86,34 +86,40 @@ def _td(cell: Cell, number: bool, name: str) -> str:
     return f"<td{' class=n' if number else ''}{named}>{_breakable(cell)}</td>"
 
 
-def chart(curves: Mapping[str, Points], x: str, y: str) -> str:
-    """Curves over titled axes; the vertical one is logarithmic when all values are above 0 and span a factor of 20."""
+def scale_of(values: Sequence[float]) -> str:
+    """Of an axis for some values: "logarithmic" when all are above 0 and span a factor of 20, else "linear"."""
+    finite = [value for value in values if math.isfinite(value)]
+    return "logarithmic" if finite and min(finite) > 0 and max(finite) > 20 * min(finite) else "linear"
+
+
+def chart(curves: Mapping[str, Points], x: str, y: str, *, across: str = "linear") -> str:
+    """Curves over titled axes, the vertical one of `scale_of` the values. across: "linear" or "logarithmic"."""
     finite = {n: _thinned([p for p in points if math.isfinite(p[1])]) for n, points in curves.items()}
     finite = {name: points for name, points in finite.items() if points}
     if not finite:
         return "<p>nothing was measured</p>"
     values = [v for points in finite.values() for _, v in points]
     places = [v for points in finite.values() for v, _ in points]
-    logarithmic = min(values) > 0 and max(values) > 20 * min(values)
-    across = _linear(min(places), max(places))
-    up = (_decades if logarithmic else _linear)(min(values), max(values))
+    scales = {"linear": _linear, "logarithmic": _decades}
+    axis = scales[across](min(places), max(places))
+    up = scales[scale := scale_of(values)](min(values), max(values))
     lines, legend = [], []
     for number, (name, points) in enumerate(finite.items()):
         colour = _COLOURS[number % len(_COLOURS)]
         if len(points) == 1:
-            points = [(across.low, points[0][1]), (across.high, points[0][1])]
-        drawn = " ".join(f"{100 * across.share(a):.2f},{100 - 100 * up.share(b):.2f}" for a, b in points)
+            points = [(10**end if axis.logarithmic else end, points[0][1]) for end in (axis.low, axis.high)]
+        drawn = " ".join(f"{100 * axis.share(a):.2f},{100 - 100 * up.share(b):.2f}" for a, b in points)
         lines.append(f'<polyline points="{drawn}" stroke="{colour}"/>')
         legend.append(f'<span><i style="background:{colour}"></i>{text(name)} {points[-1][1]:.4g}</span>')
     grid = "".join(f'<path d="M0 {100 - 100 * s:.2f}H100"/>' for _, s in up.ticks)
     left = "".join(f'<span style="bottom:{100 * s:.2f}%">{label}</span>' for label, s in up.ticks)
-    below = "".join(f'<span style="left:{100 * s:.2f}%">{label}</span>' for label, s in across.ticks)
-    scale = " (logarithmic)" if logarithmic else ""
+    below = "".join(f'<span style="left:{100 * s:.2f}%">{label}</span>' for label, s in axis.ticks)
     plot = f'<svg viewBox="0 0 100 100" preserveAspectRatio="none" role="img" aria-label="{text(y)}">'
     return (
-        f'<figure><figcaption>{text(y)}{scale}</figcaption><div class="plot"><div class="left">{left}</div>'
+        f'<figure><figcaption>{text(y)} ({scale})</figcaption><div class="plot"><div class="left">{left}</div>'
         f'<div class="area">{plot}<g>{grid}</g>{"".join(lines)}</svg></div><div class="below">{below}</div></div>'
-        f'<p class="axis">{text(x)}</p><p class="legend">{"".join(legend)}</p></figure>'
+        f'<p class="axis">{text(x)}{" (logarithmic)" if across != "linear" else ""}</p>'
+        f'<p class="legend">{"".join(legend)}</p></figure>'
     )
 
 

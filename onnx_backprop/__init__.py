@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.reverse.models.backward import backward
     from onnx_backprop.converters.reverse.models.derivatives import Derivative, derivatives
     from onnx_backprop.converters.reverse.registry import supported_ops
-    from onnx_backprop.converters.training import losses, optimizers
+    from onnx_backprop.converters.training import losses, metrics, optimizers
     from onnx_backprop.converters.training.losses import register_loss
     from onnx_backprop.converters.training.optimizers import register_optimizer
     from onnx_backprop.converters.training.result import TrainingGraph
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from onnx_backprop.providers.choose import devices
     from onnx_backprop.providers.placed import session
     from onnx_backprop.quantization import merge_adapter, requantize
-    from onnx_backprop.training import schedules
+    from onnx_backprop.training import callbacks, schedules
     from onnx_backprop.training.data.batches import Batches
     from onnx_backprop.training.data.packing import pack, packed_bias
     from onnx_backprop.training.trainer import Trainer
@@ -100,6 +100,7 @@ __all__ = [
     "__version__",
     "artifacts",
     "backward",
+    "callbacks",
     "check_gradients",
     "compile_plugin",
     "dequantize",
@@ -116,6 +117,7 @@ __all__ = [
     "lora",
     "losses",
     "merge_adapter",
+    "metrics",
     "optimizers",
     "pack",
     "packed_bias",
@@ -179,7 +181,8 @@ _WHERE = {
     "training.trainer": "Trainer",
 }
 _MODULES = {"artifacts": "artifacts", "schedules": "training.schedules", "text": "text", "torch": "torch"}
-_MODULES |= {name: f"converters.training.{name}" for name in ("losses", "optimizers")}
+_MODULES["callbacks"] = "training.callbacks"
+_MODULES |= {name: f"converters.training.{name}" for name in ("losses", "metrics", "optimizers")}
 _NAMES = {name: module for module, names in _WHERE.items() for name in names.split()}
 
 

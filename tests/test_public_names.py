@@ -45,7 +45,9 @@ def test_public_names() -> None:
     }
 
 
-@pytest.mark.parametrize("module", [ob.artifacts, ob.losses, ob.optimizers, ob.schedules], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [ob.artifacts, ob.callbacks, ob.losses, ob.metrics, ob.optimizers, ob.schedules], ids=lambda m: m.__name__
+)
 def test_modules_offer_their_own_names_alone(module: Any) -> None:
     """What completion shows; the classes of it, none is missing."""
     assert dir(module) == sorted(module.__all__)

@@ -22,6 +22,7 @@ OPTIONAL: Mapping[str, Any] = {
 _SETTINGS = (
     ("loss_inputs", tuple[str, ...], "names"),
     ("labels", dict[str, dict[str, int | tuple[int | None, ...] | None]], "numbers by name"),
+    ("compared", tuple[dict[str, str | int | bool | None], ...], "records of a prediction and a target"),
     ("blocks", dict[str, int], "numbers by name"),
     ("doubtful", dict[str, str], "reasons by name"),
     ("memory", dict[str, int | float], "numbers by name"),
@@ -130,7 +131,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, choice) for choice in arguments)
     if hint is float:
         return type(value) in (int, float) and abs(value) <= _LARGEST
-    return type(value) in {str: (str,), int: (int,), NoneType: (NoneType,)}[hint]
+    return type(value) in {str: (str,), int: (int,), bool: (bool,), NoneType: (NoneType,)}[hint]
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:

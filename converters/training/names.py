@@ -10,6 +10,7 @@ LEAST_SCALE = 2.0**-14
 OPTIMIZER_METADATA = "onnx_backprop.optimizer"
 _MUST_HAVE_THE_SHAPE_OF = "_must_have_the_shape_of_"
 SOFTMAX_CROSS_ENTROPY, NEXT_TOKEN = "softmax_cross_entropy", "next_token"
+PERPLEXITY = "perplexity"
 CLASSES_FIRST = "If the classes are on axis 1, give the loss axis=1"
 CLASSES_LAST = "If the classes are on the last axis, give the loss axis=-1"  # what to do about labels of another shape
 

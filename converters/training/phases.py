@@ -73,10 +73,10 @@ class TrainingDraft(Draft):
     """A training graph while phases add to it.
 
     came: the model as it is given. editor: what becomes of the cache of a decoder.
-    loss, targets, labels, blocks, counted: what `add_loss` has emitted. scale: the input that the loss is multiplied
-    by. masks: the state of random numbers. statistics: each running statistic and its new value. input_gradients,
-    parameters: each variable and its gradient. learning_rate, gradient_norms: as of a `TrainingGraph`. state: what a
-    step renews.
+    loss, targets, labels, compared, blocks, counted: what `add_loss` has emitted. scale: the input that the loss is
+    multiplied by. masks: the state of random numbers. statistics: each running statistic and its new value.
+    input_gradients, parameters: each variable and its gradient. learning_rate, gradient_norms: as of a `TrainingGraph`.
+    state: what a step renews.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class TrainingDraft(Draft):
         self.loss = ""
         self.targets: list[str] = []
         self.labels: dict[str, Any] = {}
+        self.compared: list[dict[str, Any]] = []
         self.blocks: dict[str, int] = {}
         self.counted: str | None = None
         self.scale: str | None = None
@@ -141,6 +142,7 @@ class TrainingDraft(Draft):
         self._shared = shared(self.graph.initializers.values())  # blocks of rows read what the head does once more
         self.model, self.loss, added = add_loss(self.model, loss, prediction)
         self.targets, self.labels, self.blocks = [str(v.name) for v in added.inputs], added.labels, added.blocks
+        self.compared = added.compared
         self.counted = None if added.counted is None else str(added.counted.name)
         self._of_loss = used_names(self.graph) - self._of_model
 

@@ -12,14 +12,16 @@ class Settings:
     """What was asked for, as plain values.
 
     loss, optimizer: by `name` and numbers. loss_inputs: names of the inputs that the loss has added. labels: those that
-    hold classes, and what is known of them, see `LossBuilder`. doubtful: parameters, and what speaks against them.
-    memory: what is expected of a budget. frozen_statistics: the nodes in inference mode for being frozen.
+    hold classes, and what is known of them, see `LossBuilder`. compared: what each loss reads, see `Comparison`.
+    doubtful: parameters, and what speaks against them. memory: what is expected of a budget. frozen_statistics: the
+    nodes in inference mode for being frozen.
     """
 
     loss: Any = None
     optimizer: dict[str, Any] | None = None
     loss_inputs: Sequence[str] = ()
     labels: dict[str, Any] = field(default_factory=dict)
+    compared: Sequence[dict[str, Any]] = ()
     blocks: dict[str, int] = field(default_factory=dict)
     training_mode: bool = False
     precision: str | None = None
@@ -42,7 +44,7 @@ class Settings:
         return (self.optimizer or {}).get("accumulate", 1)
 
 
-_OFTEN_EMPTY = ("labels", "blocks", "doubtful", "memory", "frozen_statistics")
+_OFTEN_EMPTY = ("labels", "compared", "blocks", "doubtful", "memory", "frozen_statistics")
 
 
 def plain(chosen: object) -> Any:

@@ -187,6 +187,7 @@ def training_graph(
             optimizer=plain(updater),
             loss_inputs=draft.targets,
             labels=draft.labels,
+            compared=draft.compared,
             blocks=draft.blocks,
             training_mode=training_mode,
             precision=precision,

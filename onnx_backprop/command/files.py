@@ -16,6 +16,11 @@ def checkpoint_beside(output: str | Path) -> Path:
     return Path(output).with_name(f"{Path(output).name}.checkpoint.safetensors")
 
 
+def best_beside(output: str | Path) -> Path:
+    """Where `train --keep-best` saves to."""
+    return Path(output).with_name(f"{Path(output).name}.best.safetensors")
+
+
 def check_files(arguments: argparse.Namespace) -> None:
     """Before any work of any command: it has something to read and a place of its own for all that it may write.
 
@@ -53,6 +58,8 @@ def _written(given: dict[str, object], outputs: list[Argument]) -> list[tuple[st
             result += [(f"large weights beside {what}", beside) for beside in sidecars(path)]
         if "resume" in given and what == "-o":
             result.append((f"the checkpoint beside {what}", checkpoint_beside(path)))
+        if given.get("keep_best") and what == "-o":
+            result.append((f"the best checkpoint beside {what}", best_beside(path)))
     for _, path in result:
         check_writable(path)
     return result
@@ -64,7 +71,7 @@ def _check_replaced(given: dict[str, object], present: list[Path]) -> None:
     if given.get("resume"):
         output = str(given["output"])
         if checkpoint_beside(output).is_file():
-            continued += [Path(output), *sidecars(output), checkpoint_beside(output)]
+            continued += [Path(output), *sidecars(output), checkpoint_beside(output), best_beside(output)]
         if "log" in given and os.path.isfile(str(given["log"])):
             read_log(str(given["log"]))  # which refuses what is no log
             continued.append(Path(str(given["log"])))

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto
 
-from onnx_backprop.converters.training.names import NEXT_TOKEN
+from onnx_backprop.converters.training.names import PERPLEXITY
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.shards import Shard, Weights
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -21,9 +21,11 @@ from onnx_backprop.providers.placed import Placed
 from onnx_backprop.training.data.batches import of_data
 from onnx_backprop.training.divergence import BadBatchError
 from onnx_backprop.training.inputs import Inputs, refusals, rows
-from onnx_backprop.training.reports.history import TokenLoss
+from onnx_backprop.training.measures import Measures, Names, counts_tokens
+from onnx_backprop.training.reports.history import Measured, TokenLoss
 
 if TYPE_CHECKING:
+    from onnx_backprop.converters.training.metrics import Metric
     from onnx_backprop.training.ranks import Ranks
 
 Feeds = Mapping[str, Any]
@@ -43,16 +45,17 @@ class Evaluator:
     ) -> None:
         self._graph, self._inputs, self._open, self._frozen = graph, inputs, open_, frozen
         self._sessions: dict[bool, Session] = {}  # by whether they compute the loss alone
-        loss = graph.options.loss
-        tokens = isinstance(loss, dict) and loss.get("name") == NEXT_TOKEN and loss.get("reduction") != "sum"
-        self._counts = Weights(graph) if tokens else None
+        self._with_metrics: tuple[tuple[Any, ...], Session, Names] | None = None  # the last ones that were asked for
+        self._counts = Weights(graph) if counts_tokens(graph) else None
 
-    def outputs(self, feeds: Feeds, weights: Values, *, loss_alone: bool = False) -> dict[str, Any]:
-        """The outputs of the model, the loss among them, for a batch with its target."""
-        if loss_alone not in self._sessions:
+    def outputs(
+        self, feeds: Feeds, weights: Values, *, loss_alone: bool = False, session: Session | None = None
+    ) -> dict[str, Any]:
+        """The outputs of the model, the loss among them, for a batch with its target; or those of another session."""
+        if session is None and loss_alone not in self._sessions:
             model = self._graph.eval_model(outputs=() if loss_alone else None, mapped=True)
             self._sessions[loss_alone] = self._open(without_tensors(model, self._graph.forward_state))
-        session = self._sessions[loss_alone]
+        session = session or self._sessions[loss_alone]
         batch = self._inputs.ort_values(feeds)
         with refusals(batch):
             if isinstance(session, Placed):
@@ -70,30 +73,57 @@ class Evaluator:
         results = session.run_with_ort_values(names, fed)
         return {name: np.array(value.numpy()) for name, value in zip(names, results, strict=True)}
 
-    def loss(self, feeds: Feeds, weights: Values) -> float:
-        """The loss of a batch; a `TokenLoss` where tokens are counted."""
-        return self._of_tokens(self._measured(feeds, weights, "the loss is"), self._weight(feeds))
+    def _metrics(self, metrics: Mapping[str, Metric]) -> tuple[Session | None, Names]:
+        """What computes the loss and the sums of metrics, and the names of these; one session is kept."""
+        if self._counts is not None:  # or all logits would be computed for what the loss says already
+            metrics = {n: m for n, m in metrics.items() if m.name != PERPLEXITY or m.prediction or m.target}
+        if not metrics:
+            return None, {}
+        asked = tuple(metrics.items())
+        if self._with_metrics is None or self._with_metrics[0] != asked:
+            from onnx_backprop.converters.training.metrics.model import metric_model  # for which onnx_ir is imported
 
-    def mean(self, loader: Iterable[Any], weights: Values, ranks: Ranks | None) -> float:
-        """The loss of all batches, of which each of several ranks computes its share."""
+            model = metric_model(self._graph, metrics)
+            session = self._open(without_tensors(model.model, self._graph.forward_state))
+            self._with_metrics = asked, session, model.sums
+        return self._with_metrics[1:]
+
+    def mean(
+        self,
+        loader: Iterable[Any],
+        weights: Values,
+        ranks: Ranks | None,
+        metrics: Mapping[str, Metric],
+        *,
+        what: str = "in batch {} of the evaluation the loss is",
+    ) -> Measured:
+        """The loss and the metrics of all batches, of which each of several ranks computes its share.
+
+        what: the start of the error about a loss that is no finite number, in which the batch has a number.
+        """
+        session, names = self._metrics(metrics)
+        measures = Measures({name: metrics[name] for name in names}, names)
         total, seen = 0.0, 0
         batches = loader if ranks is None else ranks.whole_batches(loader)
         first, step = (0, 1) if ranks is None else (ranks.communicator.rank, ranks.communicator.size)
         for n, batch in enumerate(shown(batches, what="evaluating", unit="batch")):
             feeds = self._inputs.named(batch)
             try:
-                loss = self._measured(feeds, weights, f"in batch {first + n * step} of the evaluation the loss is")
+                loss, results = self._measured(feeds, weights, what.format(first + n * step), session)
             except BadBatchError as e:
                 raise of_data(e, loader, first + n * step, "the data of the evaluation") from None
             count = self._weight(feeds)
             total += count * loss
             seen += count
+            measures.add(results)
         if ranks is not None:
             total, seen = ranks.totals(total, seen)
+            measures.gather(ranks.communicator)
         if not seen:
-            what = "is empty; expected at least one batch" if self._counts is None else "holds no token that counts"
-            raise InvalidArgumentError(f"the loader {what}")
-        return self._of_tokens(total / seen, seen)
+            why = "is empty; expected at least one batch" if self._counts is None else "holds no token that counts"
+            raise InvalidArgumentError(f"the loader {why}")
+        values = measures.values()
+        return Measured(total / seen, values) if self._counts is None else TokenLoss(total / seen, seen, values)
 
     def _weight(self, feeds: Feeds) -> float:
         """What a batch counts in a mean over several: its rows, or of a loss of tokens those that count."""
@@ -101,15 +131,14 @@ class Evaluator:
             return rows(feeds[self._graph.inputs[0]])
         return self._counts.of(Shard(self._inputs.checked(feeds)))
 
-    def _of_tokens(self, loss: float, count: float) -> float:
-        return loss if self._counts is None else TokenLoss(loss, count)
-
-    def _measured(self, feeds: Feeds, weights: Values, what: str) -> float:
-        results = self.outputs(feeds, weights, loss_alone=bool(self._graph.options.blocks))
+    def _measured(
+        self, feeds: Feeds, weights: Values, what: str, session: Session | None
+    ) -> tuple[float, dict[str, Any]]:
+        results = self.outputs(feeds, weights, loss_alone=bool(self._graph.options.blocks), session=session)
         loss = float(results[self._graph.loss].reshape(()))
         if not math.isfinite(loss) and (fault := self._inputs.fault(f"{what} {loss}", feeds)):
             raise fault
-        return loss
+        return loss, results
 
 
 def lengths_of(fed: Values) -> dict[str, Sequence[int]]:

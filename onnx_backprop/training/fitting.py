@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -17,16 +17,20 @@ from onnx_backprop.converters.prepare.writing.files import check_writable
 from onnx_backprop.distributed.communicator import anywhere
 from onnx_backprop.opset.core import progress as bars
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.training.callbacks.base import Callback, Run, better_of
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data.batches import Batches, Shards, of_data, shard_of_rank
 from onnx_backprop.training.divergence import BadBatchError
-from onnx_backprop.training.reports.history import Log, Record, Records, TokenLoss, check_plot, draw
+from onnx_backprop.training.measures import Metrics, chosen_metrics, plain_numbers, result_names
+from onnx_backprop.training.reports.history import Log, Measured, Record, Records
+from onnx_backprop.training.reports.plots import check_plot, draw
+from onnx_backprop.training.reports.progress import Progress, tell_summary
 from onnx_backprop.training.schedules import Schedule
 
 if TYPE_CHECKING:
     from onnx_backprop.training.trainer import Trainer
 
-Callback = Callable[[Any, Record], "bool | None"]  # of the trainer and a step
+AnyCallback = Callable[[Any, Record], "bool | None"]  # of the trainer and a step; or a `Callback`
 Logger = Callable[[dict[str, Any]], Any]  # of what is known of a step
 
 
@@ -36,12 +40,13 @@ def fit(
     epochs: int,
     *,
     schedule: Schedule | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Iterable[AnyCallback] = (),
     evaluation: Iterable[Any] | None = None,
+    metrics: Metrics | None = None,
     ema: bool = False,
     checkpoint: str | Path | None = None,
     every: int = 0,
-    log: str | Path | Logger | None = None,
+    log: str | Path | Logger | Iterable[str | Path | Logger] | None = None,
     plot: str | Path | None = None,
     progress: bool | None = None,
 ) -> Records:
@@ -53,16 +58,23 @@ def fit(
         epochs: how many in all.
         schedule: the learning rate of every update. Default: that of the checkpoint, else the rate as it is.
         callbacks: called as callback(trainer, record) after every step and before its checkpoint; one that
-            returns True ends the training, of all ranks. As many on every rank.
+            returns True ends the training, of all ranks. As many on every rank. `ob.callbacks` has ready ones, whose
+            states are in the checkpoint.
         evaluation: batches whose loss in inference mode is measured after every epoch.
+        metrics: what is measured of them besides: names, as "accuracy" or "accuracy,f1"; records of `ob.metrics`;
+            functions of (target, output), as scikit-learn has them; a list of these, or a dict with names of one's own.
         ema: measure it of the running means of the weights, which `export(ema=True)` writes.
         checkpoint: a file to save to after every `every` steps, if that is not 0, and every epoch. One training at a
             time may have it.
-        log: a file that gets a line for every step, .csv or .jsonl; or a function that gets a dict for every step, as
-            loggers take it: `wandb.log`. It has what is known of "step", "epoch", "loss", "learning_rate", "seconds",
-            behind the last step of an epoch "evaluation", of tokens "perplexity" too, with a loss scale "skipped".
+        log: a file that gets a line for every step, .csv or .jsonl; a function that gets a dict for every step, as
+            loggers take it: `wandb.log`; a tracker of `ob.callbacks`; or a list of these. It has what is known of
+            "step", "epoch", "loss", "learning_rate", "seconds", behind the last step of an epoch "evaluation" and the
+            metrics, with a loss scale "skipped".
         plot: a picture of the losses, drawn at the end; where that fails, a warning says why.
-        progress: a progress bar. Default: where a person is watching, on a terminal or in a notebook.
+        progress: a progress bar, with a table of epochs in a notebook. Default: where a person is watching, on a
+            terminal or in a notebook. True: where nobody is, lines on the standard error.
+
+    The logger "onnx_backprop" gets a line for every epoch, at INFO, and one a minute at least.
 
     Of a trainer whose losses are read every so many steps the records of these come together, behind the last of them;
     with callbacks, each loss is read.
@@ -86,6 +98,9 @@ def fit(
     trainer.inputs.check_loader(loader)
     if evaluation is not None:
         trainer.inputs.check_loader(evaluation)
+    asked = chosen_metrics(metrics)
+    if asked and evaluation is None:
+        raise InvalidArgumentError("metrics: goes with evaluation, the batches to measure")
     if ema and evaluation is None:
         raise InvalidArgumentError("ema: goes with evaluation, the batches to measure")
     if ema and not trainer.graph.copies:
@@ -99,30 +114,35 @@ def fit(
         trainer.schedule = schedule
     if callable(callbacks) or not all(map(callable, callbacks := tuple(callbacks))):
         raise InvalidArgumentError(f"callbacks: expected a list of functions, got {callbacks!r}")
+    logs = () if log is None else (log,) if isinstance(log, str | Path) or callable(log) else tuple(log)
+    if wrong := [entry for entry in logs if not (isinstance(entry, str | Path) or callable(entry))]:
+        raise InvalidArgumentError(f"log: expected a file, a function, or a list of these, got {wrong[0]!r}")
+    names = () if evaluation is None else result_names(trainer.graph, asked)
     records = Records()
     writes = trainer.communicator.rank == 0
-    log, plot, progress = (log, plot, progress) if writes else (None, None, False)
+    logs, plot, progress = (logs, plot, progress) if writes else ((), None, False)
+    measured = better_of(asked, names, evaluation=evaluation is not None)
+    run = Run(trainer, loader, epochs, measured)
+    trainer.callback_states.begin(callbacks, trainer.kept and trainer.kept[0])
+    own_callbacks = [callback for callback in callbacks if isinstance(callback, Callback)]
     with ExitStack() as stack:
         stack.enter_context(bars.hidden(really=progress is False))
         if checkpoint is not None and writes:
             stack.enter_context(held(checkpoint))
-        file = None
-        if isinstance(log, str | Path):
-            file = Log(log, start=trainer.steps)
-            stack.callback(file.close)
-        bar = stack.enter_context(_Bar(progress, loader, epochs, trainer))
-        measure = None if evaluation is None else partial(_measured, trainer, evaluation, ema, checkpoint)
+        stop = [callback.start(run) for callback in own_callbacks]
+        ended = bool(own_callbacks) and anywhere(trainer.communicator, any(stop))
+        writers = [_writer(entry, trainer.steps, names, stack) for entry in logs]
+        bar = stack.enter_context(Progress(progress, loader, epochs, trainer))
+        measure = None if evaluation is None else partial(_measured, trainer, evaluation, ema, checkpoint, asked)
         own = shard_of_rank(loader, trainer.communicator)
-        for record in _steps(trainer, own, epochs, measure, 1 if callbacks else every):
+        for record in () if ended else _steps(trainer, own, epochs, measure, 1 if callbacks else every):
             records.append(record)
-            if file is not None:
-                file.write(record)
-            elif callable(log):
-                log(record.known())
-            bar.show(record)
+            for write in writers:
+                write(record)
+            last = record.step == trainer.steps - 1  # of those that were read together
+            bar.show(record, ends_epoch=last and trainer.batch == 0)
             stop = [callback(trainer, record) for callback in callbacks]
             # behind the callbacks: a killed process goes through a step once more rather than past one
-            last = record.step == trainer.steps - 1  # of those that were read together
             if checkpoint is not None and last and (trainer.batch == 0 or (every and trainer.steps % every == 0)):
                 bar.wait("saving")
                 trainer.save(checkpoint)
@@ -131,6 +151,10 @@ def fit(
         if checkpoint is not None and trainer.steps:  # without a record too: the last step's may not have been written
             bar.wait("saving")
             trainer.save(checkpoint)
+        for callback in own_callbacks:
+            callback.finish(run)
+    if records:
+        tell_summary(records)
     if plot is not None:
         try:
             draw(records, plot)
@@ -139,8 +163,21 @@ def fit(
     return records
 
 
+def _writer(
+    log: str | Path | Logger, start: int, metrics: Sequence[str], stack: ExitStack
+) -> Callable[[Record], object]:
+    """What takes the records for a log; it is closed with the stack."""
+    if isinstance(log, str | Path):
+        file = Log(log, start=start, metrics=metrics)
+        stack.callback(file.close)
+        return file.write
+    if hasattr(log, "close"):
+        stack.callback(log.close)
+    return lambda record: log(record.known())
+
+
 def _steps(
-    trainer: Trainer, loader: Iterable[Any], epochs: int, measure: Callable[[], float] | None, every: int
+    trainer: Trainer, loader: Iterable[Any], epochs: int, measure: Callable[[], Measured] | None, every: int
 ) -> Iterator[Record]:
     """Run step after step; the trainer's epoch and batch are those of the step to come.
 
@@ -173,9 +210,9 @@ def _steps(
                 measured = None if measure is None else measure()
             else:
                 trainer.batch += 1
-            perplexity = measured.perplexity if isinstance(measured, TokenLoss) else None
+            found = {} if measured is None else plain_numbers(measured.metrics)
             measured = None if measured is None else float(measured)
-            waiting.append(Record(trainer.steps - 1, epoch, math.nan, rate, seconds, measured, None, perplexity))
+            waiting.append(Record(trainer.steps - 1, epoch, math.nan, rate, seconds, measured, None, found))
             if batch is None or (every and trainer.steps % every == 0):
                 trainer.read_losses()
             if trainer.read.get(trainer.steps) is not None:
@@ -187,45 +224,13 @@ def _steps(
             trainer.epoch, trainer.batch = epoch + 1, 0
 
 
-def _measured(trainer: Trainer, evaluation: Iterable[Any], ema: bool, checkpoint: str | Path | None) -> float:
+def _measured(
+    trainer: Trainer, evaluation: Iterable[Any], ema: bool, checkpoint: str | Path | None, metrics: Metrics
+) -> Measured:
     """The loss of the evaluation; where its data are at fault the epoch is saved all the same."""
     try:
-        return trainer.evaluate(evaluation, ema=ema)
+        return trainer.evaluate(evaluation, ema=ema, metrics=metrics)
     except BadBatchError:
         if checkpoint is not None and trainer.communicator.size == 1:
             trainer.save(checkpoint)
         raise
-
-
-class _Bar:
-    """A progress bar with the running mean of the loss."""
-
-    def __init__(self, wanted: bool | None, loader: Any, epochs: int, trainer: Trainer) -> None:
-        total = len(loader) * epochs if hasattr(loader, "__len__") else None
-        pause = 0.1 if bars.watched() else 10  # a log file wants few lines
-        shown = {"total": total, "initial": trainer.steps, "desc": "training", "unit": "step", "mininterval": pause}
-        self._bar = bars.bar(always=wanted is True, dynamic_ncols=True, **shown)
-        self._epochs, self._rates = epochs, set[float]()
-        self._mean: float | None = None
-        self._doing = "training"
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.set_description_str(self._doing, False)  # what stays on the screen
-        self._bar.close()
-
-    def wait(self, what: str) -> None:
-        """Say what takes the time until the next step."""
-        self._bar.set_description_str(what)
-
-    def show(self, record: Record) -> None:
-        """Move on by one step."""
-        self._doing = f"epoch {record.epoch + 1}/{self._epochs}"
-        self._bar.set_description_str(self._doing, False)
-        self._mean = record.loss if self._mean is None else 0.98 * self._mean + 0.02 * record.loss
-        self._rates.add(record.learning_rate)
-        rate = f", η {record.learning_rate:.2g}" if len(self._rates) > 1 else ""
-        self._bar.set_postfix_str(f"loss {self._mean:.4g}{rate}", False)
-        self._bar.update()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.writing.files import save_model
@@ -36,20 +35,23 @@ from onnx_backprop.ort_ops import (
     lower,
     require_operators,
     session,
-    take_weights,
 )
-from onnx_backprop.providers.choose import Target, chosen
+from onnx_backprop.providers.choose import chosen
 from onnx_backprop.providers.memory import Copies, Memory
 from onnx_backprop.providers.placed import Placed, check_kernels, options_for
 from onnx_backprop.providers.placement import Placement
 from onnx_backprop.training.buffers import Buffers
+from onnx_backprop.training.callbacks.base import CallbackStates, without_callbacks
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.copying import reduced
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
 from onnx_backprop.training.evaluation import Evaluator, lengths_of
 from onnx_backprop.training.fitting import fit
 from onnx_backprop.training.inputs import Inputs, refusals
-from onnx_backprop.training.reports.history import Losses
+from onnx_backprop.training.measures import Metrics, chosen_metrics
+from onnx_backprop.training.opening import check_arguments, declared_rate, open_model, take_frozen
+from onnx_backprop.training.rates import find_learning_rate
+from onnx_backprop.training.reports.history import Losses, Measured
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class Trainer:
     that were read last, by the number of the step.
     """
 
-    fit = fit
+    fit, find_learning_rate = fit, find_learning_rate
     __reduce__ = reduced
 
     def __init__(
@@ -133,14 +135,7 @@ class Trainer:
             raise InvalidArgumentError(
                 "the graph has no optimizer, its outputs are gradients. Make it with training_graph(…, optimizer=…)"
             )
-        if not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63:
-            raise InvalidArgumentError(f"seed: expected a whole number of 64 bits, got {seed!r}")
-        if session_options is not None and not isinstance(session_options, onnxruntime.SessionOptions):
-            raise InvalidArgumentError(
-                f"session_options: expected onnxruntime.SessionOptions, got {type(session_options).__name__}"
-            )
-        if not isinstance(read_every, Integral) or read_every < 1:
-            raise InvalidArgumentError(f"read_every: expected a whole number of 1 or more, got {read_every!r}")
+        check_arguments(seed, session_options, read_every)
         self.communicator = connected(communicator)
         alone = self.communicator.size == 1
         target = chosen(device, providers)
@@ -158,7 +153,7 @@ class Trainer:
         state = self.graph.initial_state(copy=not alone)
         if isinstance(graph, str | Path):
             self.graph = self.graph.without_values()  # which nobody else holds
-        self._rate = _declared_rate(self.graph)
+        self._rate = declared_rate(self.graph)
         self.learning_rate = learning_rate
         self.epoch = 0
         self.batch = 0
@@ -192,13 +187,13 @@ class Trainer:
         native = NativeGraph(model)
         if target is not None:
             self._memory = Memory(target)
-            _take(model, self._frozen, self._memory)
+            take_frozen(model, self._frozen, self._memory)
             self._placed = Placed(model, target, options)
         else:
             in_order = options.execution_mode == onnxruntime.ExecutionMode.ORT_SEQUENTIAL
             native = lower(model, self.kernels, [self.graph.loss], self.graph.updates if in_order else None)
             if alone:
-                _take(native.model, self._frozen, self._memory)
+                take_frozen(native.model, self._frozen, self._memory)
             self._session = session(native.model, kernels=None, session_options=options)
         self._division = None if self._ranks is None else self._ranks.division
         self._buffers = Buffers(
@@ -212,7 +207,7 @@ class Trainer:
             unread=int(read_every),
         )
         self.inputs = Inputs(self.graph)
-        open_ = partial(_open, frozen=self._frozen, memory=self._memory, target=target, options=options)
+        open_ = partial(open_model, frozen=self._frozen, memory=self._memory, target=target, options=options)
         self._evaluator = Evaluator(self.graph, self.inputs, open_, self._frozen)  # nothing that refers to this trainer
         counters = {name: self.graph.slot(COUNTER, name) for name in (GOOD_STEPS, SKIPPED_STEPS)}
         self._counters = {LOSS_SCALE: self.graph.slot(SCALE), **counters}
@@ -226,6 +221,7 @@ class Trainer:
         self.kept: tuple[str | Path, int] | None = None
         self.losses = Losses()
         self.read: dict[int, float] = {}
+        self.callback_states = CallbackStates()
 
     @property
     def placement(self) -> Placement | None:
@@ -425,21 +421,28 @@ class Trainer:
         return self._evaluator.outputs(self.inputs.together(batch, more), self._weights(ema=ema))
 
     def evaluate(
-        self, loader: Iterable[Any] | Feeds | None = None, /, *arrays: Any, ema: bool = False, **more: Any
-    ) -> float:
+        self,
+        loader: Iterable[Any] | Feeds | None = None,
+        /,
+        *arrays: Any,
+        ema: bool = False,
+        metrics: Metrics | None = None,
+        **more: Any,
+    ) -> Measured:
         """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows.
 
-        Batches of `NextToken` are weighted by the tokens that count, and the result is a `TokenLoss`, a float that has
-        a `perplexity`. A batch is given as `step` takes it, but that one tuple or list is a loader. ema: of the
-        running means of the weights. Errors: as `step`; FloatingPointError for a batch whose loss is no finite number
-        because of its data.
+        It is a float, whose `metrics` are numbers, and arrays of them, by name. Batches of `NextToken` are weighted by
+        the tokens that count, and `perplexity` is among their metrics. A batch is given as `step` takes it, but that
+        one tuple or list is a loader. ema: of the running means of the weights. metrics: as `fit` takes them. Errors:
+        as `step`; FloatingPointError for a batch whose loss is no finite number because of its data.
         """
-        weights = self._weights(ema=ema)
+        weights, asked = self._weights(ema=ema), chosen_metrics(metrics)
         if loader is None or isinstance(loader, Mapping) or arrays or more:
-            return self._evaluator.loss(self.inputs.together([loader, *arrays], more), weights)
+            batch = self.inputs.together([loader, *arrays], more)
+            return self._evaluator.mean([batch], weights, None, asked, what="the loss is")
         if not isinstance(loader, Iterable):
             self.inputs.check_loader(loader)
-        return self._evaluator.mean(loader, weights, self._ranks)
+        return self._evaluator.mean(loader, weights, self._ranks, asked)
 
     def named(self, batch: Any) -> dict[str, Any]:
         """A batch of a loader by names: a mapping, or a sequence in the order of `graph.inputs`."""
@@ -465,6 +468,7 @@ class Trainer:
         Errors: FloatingPointError when the training has diverged, see `fit`. All ranks call this, rank 0 writes.
         """
         state = self._finite(self._state(copy=False))
+        callbacks, tensors = self.callback_states.described()
         about = {
             "steps": self.steps,
             "epoch": self.epoch,
@@ -472,9 +476,9 @@ class Trainer:
             "learning_rate": self.learning_rate,
             "schedule": None if self.schedule is None else described(self.schedule),
             "settings": self.graph.settings,
-        }
+        } | ({"callbacks": callbacks} if callbacks else {})
         if self.communicator.rank == 0:
-            write_checkpoint(path, state, about)
+            write_checkpoint(path, state | tensors, about)
         self.kept = path, self.steps
 
     def _finite(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -489,7 +493,8 @@ class Trainer:
         stays as it was. All ranks call this, rank 0 reads.
         """
         declared = self._buffers.declared()
-        tensors, about = read_checkpoint(path) if self.communicator.rank == 0 else ({}, {})
+        read, about = read_checkpoint(path) if self.communicator.rank == 0 else ({}, {})
+        tensors = without_callbacks(read)
         if self._ranks is not None:
             tensors, about = self._ranks.from_first(tensors, about, declared)
         progress = read_progress(path, about)
@@ -499,16 +504,21 @@ class Trainer:
                 self.learning_rate = progress.learning_rate  # first, since it may be refused
             except InvalidArgumentError as e:
                 raise CheckpointError(f"{path}: {e}") from e
-        if self._ranks is not None:
-            self._ranks.replica.forget()
-        self._buffers.set({name: tensors[name] for name in declared})
-        self._buffers.restart(progress.steps)
+        self.callback_states.take(path, about, read, self.communicator)
+        self.rewind({name: tensors[name] for name in declared}, progress.steps)
         self.epoch, self.batch = progress.epoch, progress.batch
         self.schedule = progress.schedule
         self.losses, self.read = Losses(), {}  # those before are not known
         self._accepted = not_finite(tensors)
         self.kept = path, self.steps
         return self
+
+    def rewind(self, state: dict[str, np.ndarray], steps: int) -> None:
+        """Go on from the whole of a state, as that of a step; all ranks call this."""
+        if self._ranks is not None:
+            self._ranks.replica.forget()
+        self._buffers.set(dict(state))
+        self._buffers.restart(steps)
 
     def export(self, path: str | Path, *, ema: bool = False) -> None:
         """Write the plain inference model with the trained weights, or with their running means.
@@ -519,31 +529,3 @@ class Trainer:
         values = self._finite(self._buffers.arrays(self._weights(ema=ema), copy=False))
         if self.communicator.rank == 0:
             save_model(self.graph.inference_model(values, mapped=True), path)
-
-
-def _take(model: ModelProto, frozen: dict[str, OrtValue], memory: Memory | None) -> None:
-    """Make inputs of large weights that nothing trains, which lie in memory once, and add them to `frozen`."""
-    taken = take_weights(model, frozen, fuse=memory is None)
-    if memory is not None and (place := memory.info) is not None:
-        taken = {n: frozen.get(n) or memory.moved(v, place) or v for n, v in taken.items()}
-    frozen |= taken
-
-
-def _open(
-    model: ModelProto,
-    *,
-    frozen: dict[str, OrtValue],
-    memory: Memory | None,
-    target: Target | None,
-    options: SessionOptions,
-) -> onnxruntime.InferenceSession | Placed:
-    """What runs a model without state where the steps run."""
-    _take(model, frozen, memory)
-    return session(model, kernels=None, session_options=options) if target is None else Placed(model, target, options)
-
-
-def _declared_rate(graph: TrainingGraph) -> np.ndarray:
-    """A learning rate of the type and the shape that the graph declares, any where it has none."""
-    declared = [v.type.tensor_type for v in graph.model.graph.input if v.name == graph.learning_rate]
-    kind, axes = next(((d.elem_type, len(d.shape.dim)) for d in declared), (TensorProto.FLOAT, 0))
-    return np.zeros([1] * axes, helper.tensor_dtype_to_np_dtype(kind))

@@ -16,7 +16,16 @@ def watched() -> bool:
     stream = sys.stderr
     if _hidden.get() or stream is None:
         return False
-    return stream.isatty() or type(stream).__module__ == "ipykernel.iostream"
+    return stream.isatty() or _of_notebook(stream)
+
+
+def in_notebook() -> bool:
+    """Whether what is displayed goes to a notebook, and a person is to see it."""
+    return not _hidden.get() and _of_notebook(sys.stderr)
+
+
+def _of_notebook(stream: Any) -> bool:
+    return type(stream).__module__ == "ipykernel.iostream"
 
 
 @contextmanager
@@ -36,14 +45,9 @@ def note(text: str) -> None:
         sys.stderr.flush()
 
 
-def bar(*, always: bool = False, **options: Any) -> Any:
-    """A bar of tqdm with these options, a widget in a notebook; one that is never seen where nobody is watching.
-
-    always: lines in a log file too.
-    """
-    if not (always or watched()):
-        return _Unseen()
-    return _tqdm()(**options)
+def bar(**options: Any) -> Any:
+    """A bar of tqdm with these options, a widget in a notebook; one that is never seen where nobody is watching."""
+    return _tqdm()(**options) if watched() else _Unseen()
 
 
 def shown(items: Iterable[_T], *, what: str = "differentiating", unit: str = "node") -> Iterable[_T]:

@@ -139,6 +139,14 @@ def web() -> Names:
     return {}
 
 
+def metrics() -> Names:
+    """model.onnx, a classifier, batches of its inputs and labels, and others that are held out."""
+    web()
+    x = np.random.default_rng(1).random((40, 4), np.float32)
+    rows = [{"x": x[n : n + 8], "labels": x[n : n + 8, :3].argmax(axis=1)} for n in range(0, 40, 8)]
+    return {"ob": ob, "batches": rows[:3], "held_out": rows[3:]}
+
+
 def migrating() -> Names:
     model = parser.parse_model("""
         <ir_version: 10, opset_import: ["": 18]>
@@ -179,6 +187,7 @@ SETUPS: dict[str, Callable[[], Names]] = {
     "docs/distributed.md": distributed,
     "docs/guide.md": guide,
     "docs/losses.md": losses,
+    "docs/metrics.md": metrics,
     "docs/migrating.md": migrating,
     "docs/precision.md": precision,
     "docs/quantized.md": quantized,

@@ -16,7 +16,6 @@ OF_ADAPTERS = "needs a folder of onnxruntime-genai's builder; tests/onnx_backpro
 # All that is not run; whatever is added here is added on the page too, with its reason.
 NOT_RUN = {
     "CONTRIBUTING.md": ["the rule exists, and a second one for an operator is refused"],
-    "docs/adapters.md": ["needs TensorBoard"],
     "docs/deploy.md": ["needs onnxruntime's headers", "needs .NET"],
     "docs/plugin.md": ["needs a C compiler; tests/plugin runs the command"],
     "docs/devices.md": ["needs the device"],

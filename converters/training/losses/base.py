@@ -30,6 +30,7 @@ class LossBuilder(Builder):
         super().__init__(used_names)
         self.inputs: list[ir.Value] = []
         self.labels: dict[str, dict[str, Any]] = {}  # by the name of an input that holds classes: what is known of it
+        self.compared: list[dict[str, Any]] = []  # what each ready loss reads: its prediction and its target
         self.blocks: dict[str, int] = {}  # by the name of a last product: the rows of its blocks, see `linear`
         self.counted: ir.Value | None = None  # what a mean over tokens is divided by, where accumulation weighs by it
         self.single = False  # whether all ready losses read one prediction, whose target needs no name of its own
@@ -64,6 +65,8 @@ class LossBuilder(Builder):
             raise InvalidModelError(f"the input {name!r} of the loss needs an element type and a shape")
         value = ir.Value(name=given, type=ir.TensorType(dtype), shape=ir.Shape(shape))
         self.inputs.append(value)
+        if like is not None and like.name:
+            self.compared.append({"target": given, "prediction": like.name})
         return value
 
     def target(
@@ -79,6 +82,7 @@ class LossBuilder(Builder):
         name = (role if self.single else f"{prediction.name}_{role}") if plain else str(loss.target)
         found = self._targets.get(name) or (None if plain else self._model_inputs.get(name))
         wanted = dtype or prediction.dtype
+        self.compared.append({"target": name, "prediction": prediction.name, "loss": loss.name, "takes": loss.takes()})
         if found is None:
             found = self._targets[name] = self.input(name, dtype=wanted, shape=shape)
         elif found.dtype != wanted or not _may_be_equal(dims(found), shape):
@@ -210,6 +214,10 @@ class Loss(Composable, ABC):
     def squashes(self) -> bool:
         """Whether it takes logits, and applies softmax or sigmoid to them."""
         return False
+
+    def takes(self) -> str:
+        """What a prediction is: "logits", "probabilities", "log_probabilities", or "values" of any kind."""
+        return "logits" if self.squashes() else "values"
 
     @abstractmethod
     def emit(self, op: LossBuilder, *predictions: ir.Value) -> ir.Value:

@@ -47,6 +47,9 @@ class BCE(ElementLoss):
 
     name: ClassVar[str] = "bce"
 
+    def takes(self) -> str:
+        return "probabilities"
+
     def elements(self, op: Builder, y: ir.Value, t: ir.Value) -> ir.Value:
         complement = op.Sub(1.0, t)
         return op.Neg(op.Add(op.Mul(t, log(op, y)), op.Mul(complement, log(op, op.Sub(1.0, y)))))

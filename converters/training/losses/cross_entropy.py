@@ -209,6 +209,9 @@ class NLL(ClassLoss):
     name: ClassVar[str] = "nll"
     log_probabilities: bool = False
 
+    def takes(self) -> str:
+        return "log_probabilities" if self.log_probabilities else "probabilities"
+
     def emit(self, op: LossBuilder, *predictions: ir.Value) -> ir.Value:
         """Emit the nodes, with the target as a new input `labels`."""
         (prediction,) = predictions
@@ -271,6 +274,7 @@ def labels_of(
             f"{classes} classes along axis {axis}. {CLASSES_LAST if last else 'Take another'}"
         )
     labels = op.target(loss, prediction, "labels", dtype=dtype, shape=positions)
+    op.compared[-1] |= {"axis": axis, "ignored": ignored}
     op.labels[str(labels.name)] = {
         "classes": classes if isinstance(classes, int) else None,
         "ignored": ignored,

@@ -67,6 +67,9 @@ class CTC(Loss):
     def squashes(self) -> bool:
         return self.form == "logits"
 
+    def takes(self) -> str:
+        return "values"  # since no class of an element is compared
+
     def emit(self, op: LossBuilder, *predictions: ir.Value) -> ir.Value:
         """Emit the nodes, with the labels and the lengths as new inputs."""
         (prediction,) = predictions

@@ -56,6 +56,9 @@ class KLDivergence(Loss):
     def squashes(self) -> bool:
         return self.form == "logits"
 
+    def takes(self) -> str:
+        return "values"  # since no class of an element is compared
+
     def emit(self, op: LossBuilder, *predictions: ir.Value) -> ir.Value:
         """Emit the nodes, with the target as a new input."""
         (prediction,) = predictions

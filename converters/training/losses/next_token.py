@@ -81,6 +81,7 @@ class NextToken(Loss):
         """Emit the nodes, with the target as a new input `labels`."""
         (prediction,) = predictions
         labels, shape = labels_of(op, self, prediction, -1, self.label_type, self.ignore_index)
+        op.compared[-1] |= {"shift": self.shift, "weights": self.weights}
         weights = None
         if self.weights is not None:
             weights = self._weights(op, prediction, shape[:-1])

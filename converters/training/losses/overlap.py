@@ -48,6 +48,9 @@ class OverlapLoss(Loss):
     def squashes(self) -> bool:
         return self.activation is not None
 
+    def takes(self) -> str:
+        return "logits" if self.activation else "probabilities"
+
     @abstractmethod
     def shares(self) -> tuple[float, float, float]:
         """α, β and s."""

@@ -10,19 +10,10 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from onnx_backprop.command.commands.train import (
-    SCHEDULES,
-    explained,
-    fit_of,
-    lines_of,
-    optimizer_of,
-    outcome_of,
-    program_of,
-    schedule_of,
-    write_report_of,
-)
+from onnx_backprop.command.commands.train import explained, fit_of, lines_of, outcome_of, program_of, write_report_of
 from onnx_backprop.command.options import ROWS, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
+from onnx_backprop.command.training import SCHEDULES, optimizer_of, schedule_of
 from onnx_backprop.converters.finetune.lora import LoraModel, lora
 from onnx_backprop.converters.tables import sparkline
 from onnx_backprop.converters.training.losses import NextToken

@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from itertools import islice
@@ -17,10 +17,21 @@ from onnx_backprop.command.files import checkpoint_beside
 from onnx_backprop.command.options import ROWS, compilation_shown, read_rows, say, shared, training_options
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.supervise import supervise
+from onnx_backprop.command.training import (
+    OF_LOSSES,
+    SCHEDULES,
+    WATCHED,
+    best_of,
+    callbacks_of,
+    check_watched,
+    found_rate,
+    loss_with,
+    optimizer_of,
+    schedule_of,
+)
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.quantized.dequantize import dequantize
 from onnx_backprop.converters.tables import sparkline
-from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.distributed.communicator import Communicator, anywhere
@@ -31,12 +42,10 @@ from onnx_backprop.opset.core.reading import load
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data.batches import Batches
 from onnx_backprop.training.inputs import Inputs, rows
-from onnx_backprop.training.reports.history import Record, read_log
-from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
+from onnx_backprop.training.reports.history import Record, Records, read_log
 
 CALIBRATION = 32  # batches that say how large the values of a quantised model are
 Norms = dict[str, list[tuple[float, float]]]  # of a parameter's gradient: a number for every step
-SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,10 +75,9 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
         dequantize(arguments.model) if arguments.dequantize else arguments.model,
         gradient_norms=arguments.report is not None,
         lengths={} if arguments.memory is None else _lengths(arguments, data),
-        **step_options(arguments),
+        **step_options(arguments, data),
     )
     loader, measured = loaders_of(graph, data, evaluation, arguments)
-    schedule = schedule_of(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate))
     plan = _plan(arguments, loader, measured)
     say(arguments, "\n".join((graph.summary(most=ROWS), *lines_of(plan))))
     note("opening it in onnxruntime")
@@ -86,6 +94,10 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     if arguments.resume and anywhere(communicator, communicator.rank == 0 and checkpoint.is_file()):
         trainer.load(checkpoint)
         say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")
+    rates = None if trainer.steps or not arguments.find_rate else found_rate(arguments, trainer, loader)
+    schedule = schedule_of(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate))
+    if trainer.steps and arguments.find_rate:
+        schedule = None  # that of the checkpoint
     start = time.perf_counter()
     with explained(trainer, checkpoint):
         records, norms = fit_of(
@@ -93,7 +105,9 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
             trainer,
             loader,
             schedule=schedule,
+            callbacks=(calls := callbacks_of(arguments)),
             evaluation=measured,
+            metrics=arguments.metrics,
             ema=measured is not None and arguments.ema is not None,
             checkpoint=checkpoint,
         )
@@ -105,10 +119,11 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     if trainer.placement is not None:
         say(arguments, f"device: {trainer.placement}")
     means = " of the running means" if arguments.ema is not None else ""
-    outcome = outcome_of(records, seconds, trainer.steps, means)
+    outcome = outcome_of(records, seconds, trainer.steps, means) | best_of(calls)
     if arguments.report and communicator.rank == 0:
         note("timing some steps for the report")
-        write_report_of(arguments, trainer, loader, plan | outcome | program_of(arguments, trainer), records, norms)
+        facts = plan | outcome | program_of(arguments, trainer)
+        write_report_of(arguments, trainer, loader, facts, records, norms, rates)
     curve = {"course": sparkline([r.loss for r in records])} if len(records) > 1 else {}
     say(arguments, "\n".join(lines_of(outcome | curve)))
     say(
@@ -119,7 +134,9 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     return 0
 
 
-def fit_of(arguments: argparse.Namespace, trainer: Any, loader: Batches, **more: Any) -> tuple[list[Record], Norms]:
+def fit_of(
+    arguments: argparse.Namespace, trainer: Any, loader: Batches, *, callbacks: Sequence[Any] = (), **more: Any
+) -> tuple[Records, Norms]:
     """Train as the options say; records, and for a report the norms of gradients. more: what `Trainer.fit` takes."""
     norms: Norms = {name: [] for name in trainer.graph.parameters}
 
@@ -127,10 +144,16 @@ def fit_of(arguments: argparse.Namespace, trainer: Any, loader: Batches, **more:
         for name, value in trainer.gradient_norms.items():
             norms[name].append((float(record.step), value))
 
-    callbacks = [keep_norms] if arguments.report else []
+    all_calls = [*callbacks, *([keep_norms] if arguments.report else [])]
     with compilation_shown(quiet=arguments.quiet):
         records = trainer.fit(
-            loader, arguments.epochs, callbacks=callbacks, every=arguments.every, log=arguments.log, **more
+            loader,
+            arguments.epochs,
+            callbacks=all_calls,
+            every=arguments.every,
+            log=arguments.log,
+            progress=not arguments.quiet,
+            **more,
         )
     return records, norms
 
@@ -166,10 +189,11 @@ def _plan(arguments: argparse.Namespace, loader: Batches, measured: Batches | No
     plan = {"data": repr(loader)[len("<Batches of ") : -1]}
     if measured is not None:
         plan["evaluation"] = f"{measured.rows:,} rows, after every epoch"
+    rate = "to be found" if arguments.find_rate else f"{arguments.learning_rate:g}"
     epochs = "1 epoch" if arguments.epochs == 1 else f"{arguments.epochs} epochs"
     plan["training"] = (
         f"{arguments.optimizer}, {arguments.loss}, {epochs}, {len(loader) * arguments.epochs:,} steps, "
-        f"learning rate {arguments.learning_rate:g} ({arguments.schedule})"
+        f"learning rate {rate} ({arguments.schedule})"
     )
     return plan
 
@@ -201,6 +225,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
     if arguments.floats and not arguments.dequantize:
         raise InvalidArgumentError("--floats: goes with --dequantize")
+    check_watched(arguments)
 
 
 def loaders_of(
@@ -228,33 +253,14 @@ def _loader(graph: TrainingGraph, arrays: Mapping[str, Any], arguments: argparse
     return loader
 
 
-def step_options(arguments: argparse.Namespace) -> dict[str, Any]:
+def step_options(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, Any]:
     """What train and web hand on to `training_graph`."""
     modes = {name: getattr(arguments, name) for name in ("training_mode", "frozen_statistics")}
-    return training_options(arguments) | modes | {"optimizer": optimizer_of(arguments)}
+    own = {"loss": loss_with(arguments, data), "optimizer": optimizer_of(arguments)}
+    return training_options(arguments) | modes | own
 
 
-def optimizer_of(arguments: argparse.Namespace) -> Optimizer:
-    """What --optimizer and its numbers ask for."""
-    given = {n: getattr(arguments, n, None) for n in ("momentum", "weight_decay", "clip_norm", "accumulate", "ema")}
-    if given["momentum"] is not None and arguments.optimizer not in ("sgd", "rmsprop"):
-        raise InvalidArgumentError(f"--momentum: goes with sgd and rmsprop, not with {arguments.optimizer}")
-    return OPTIMIZERS[arguments.optimizer](**{name: value for name, value in given.items() if value is not None})
-
-
-def schedule_of(arguments: argparse.Namespace, steps: int) -> Schedule:
-    rate = arguments.learning_rate
-    schedule: Schedule = {
-        "constant": lambda: Constant(rate),
-        "linear": lambda: Linear(rate, steps=steps),
-        "cosine": lambda: Cosine(rate, steps=steps),
-        "step": lambda: Step(rate, every=max(1, steps // 3)),
-        "one_cycle": lambda: OneCycle(rate, steps=steps),
-    }[arguments.schedule]()
-    return Warmup(schedule, steps=arguments.warmup) if arguments.warmup else schedule
-
-
-def outcome_of(records: list[Record], seconds: float, steps: int, means: str) -> dict[str, str]:
+def outcome_of(records: Records, seconds: float, steps: int, means: str) -> dict[str, str]:
     """What came out. means: what the evaluation is of, if that is not the weights themselves."""
     if not records:
         return {"steps": f"{steps}, all of them before"}
@@ -268,9 +274,10 @@ def outcome_of(records: list[Record], seconds: float, steps: int, means: str) ->
     measured = [r.evaluation for r in records if r.evaluation is not None]
     if measured:
         facts[f"evaluation loss{means}"] = f"{measured[0]:.4g} -> {measured[-1]:.4g}"
-    told = [r.perplexity for r in records if r.perplexity is not None]
-    if told:
-        facts[f"perplexity{means}"] = f"{told[0]:.4g} -> {told[-1]:.4g}"
+    for name in dict.fromkeys(name for r in records for name in r.metrics):
+        told = [r.metrics[name] for r in records if name in r.metrics]
+        numbers = isinstance(told[-1], int | float)
+        facts[f"{name}{means}"] = f"{told[0]:.4g} -> {told[-1]:.4g}" if numbers else str(told[-1])
     return facts
 
 
@@ -279,8 +286,9 @@ def write_report_of(
     trainer: Any,
     loader: Batches,
     facts: dict[str, str],
-    records: list[Record],
+    records: Sequence[Record],
     norms: Norms,
+    rates: Any = None,
 ) -> None:
     from onnx_backprop.training.reports.profiling import profile
     from onnx_backprop.training.reports.report import write_report
@@ -293,6 +301,7 @@ def write_report_of(
         norms=norms if records else {},
         profile=profile(trainer, next(iter(loader))),
         graph=trainer.graph,
+        rates=rates,
     )
 
 
@@ -350,6 +359,8 @@ COMMAND = Command(
                 help="after which losses are read, since that waits for the device (%(default)s)",
             ),
         ],
+        "classes": OF_LOSSES,
+        "what is watched": WATCHED,
         "memory and precision": shared("--memory", "--precision", "--checkpoint"),
         "going on, and several ranks": [
             flag("--resume", help="go on from the checkpoint beside OUT, if there is one"),

@@ -11,6 +11,7 @@ import numpy as np
 from onnx_backprop.command.commands.train import loaders_of, step_options
 from onnx_backprop.command.options import read_arrays, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
+from onnx_backprop.command.training import OF_LOSSES
 from onnx_backprop.converters.devices.adapt import fix_lengths
 from onnx_backprop.converters.finetune.lora import lora
 from onnx_backprop.converters.prepare.writing.files import same_file
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments, folder)
     data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
     assert data is not None
-    options = step_options(arguments)
+    options = step_options(arguments, data)
     model: Any = arguments.model
     if arguments.lora:
         adapted = lora(model, arguments.lora, arguments.rank, alpha=arguments.alpha, seed=arguments.seed)
@@ -111,6 +112,7 @@ COMMAND = Command(
         *shared("--batch-size", metavar=None),
         *shared("--learning-rate", metavar=None, help="to start with (%(default)s)"),
         *shared("--weight-decay", metavar=None),
+        *OF_LOSSES,
         *shared("--training-mode", "--no-frozen-statistics"),
         *shared("--seed", help="of the choice of held-out rows (%(default)s)"),
         argument(

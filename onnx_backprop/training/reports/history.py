@@ -6,30 +6,47 @@ import json
 import math
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from onnx_backprop.converters.pages import chart, fragment
+from onnx_backprop.converters.pages import Points, chart, fragment
 from onnx_backprop.converters.pages import text as escaped
 from onnx_backprop.converters.prepare.writing.files import check_writable
-from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
+from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.files import replacing
 
 _POINTS = 1024  # even; of a curve that grows with every step
 
 
-class TokenLoss(float):
-    """A mean over tokens. tokens: how many, or the sum of their weights."""
+class Measured(float):
+    """The loss of an evaluation. metrics: the number, or the array of numbers, of each metric by its name."""
+
+    metrics: dict[str, Any]
+
+    def __new__(cls, loss: float, metrics: Mapping[str, Any] | None = None) -> Self:
+        """The loss and the metrics."""
+        result = super().__new__(cls, loss)
+        result.metrics = dict(metrics or {})
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What pickle and copy need."""
+        return type(self).__new__, (type(self), float(self)), vars(self)
+
+
+class TokenLoss(Measured):
+    """A mean over tokens; `metrics` has its perplexity. tokens: how many, or the sum of their weights."""
 
     tokens: float
 
-    def __new__(cls, loss: float, tokens: float) -> "TokenLoss":
-        """Loss and tokens."""
+    def __new__(cls, loss: float, tokens: float = 0.0, metrics: Mapping[str, Any] | None = None) -> Self:
+        """Loss, tokens and metrics."""
         result = super().__new__(cls, loss)
         result.tokens = tokens
+        result.metrics = {"perplexity": result.perplexity, **(metrics or {})}
         return result
 
     @property
@@ -46,7 +63,7 @@ class Record:
     """One step. evaluation: the loss of the evaluation data, where it was measured behind this step.
 
     skipped: how many steps up to this one have left out their update; None where the loss is not scaled.
-    perplexity: exp(evaluation) where that is a mean over tokens.
+    metrics: of the evaluation, by name: numbers, and lists of numbers.
     """
 
     step: int
@@ -56,11 +73,17 @@ class Record:
     seconds: float
     evaluation: float | None = None
     skipped: int | None = None
-    perplexity: float | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
 
-    def known(self) -> dict[str, int | float]:
-        """What there is of it by name, without what is None."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+    @property
+    def perplexity(self) -> float | None:
+        """exp(evaluation) where that is a mean over tokens."""
+        return self.metrics.get("perplexity")
+
+    def known(self) -> dict[str, Any]:
+        """What there is of it by name, metrics beside the rest, without what is None."""
+        plain = {name: getattr(self, name) for name in COLUMNS}
+        return {name: value for name, value in (plain | self.metrics).items() if value is not None}
 
 
 class Records(list[Record]):
@@ -73,11 +96,36 @@ class Records(list[Record]):
         first, last = self[0], self[-1]
         return f"<Records: steps {first.step} … {last.step}, loss {first.loss:.4g} -> {last.loss:.4g}>"
 
+    def curves(self) -> dict[str, dict[str, Points]]:
+        """Curves over the steps by the name of their axis: losses, each metric that is a number, the learning rate."""
+        losses: dict[str, Points] = {"loss": [(r.step, r.loss) for r in self]}
+        if measured := [(r.step, r.evaluation) for r in self if r.evaluation is not None]:
+            losses["evaluation"] = measured
+        result: dict[str, dict[str, Points]] = {"loss": losses}
+        for name in dict.fromkeys(name for r in self for name in r.metrics):
+            points = [(r.step, r.metrics[name]) for r in self if isinstance(r.metrics.get(name), int | float)]
+            result |= {name: {name: points}} if points else {}
+        return result | {"learning rate": {"learning rate": [(r.step, r.learning_rate) for r in self]}}
+
     def chart(self) -> str:
-        """Losses over steps, as a part of a page."""
-        curves = {"loss": [(r.step, r.loss) for r in self]}
-        measured = [(r.step, r.evaluation) for r in self if r.evaluation is not None]
-        return chart(curves | ({"evaluation": measured} if measured else {}), "step", "loss")
+        """Losses over steps, metrics, and the learning rate, as a part of a page."""
+        if not self:
+            return "<p>nothing was measured</p>"
+        return "".join(chart(curves, "step", y) for y, curves in self.curves().items())
+
+    def summary(self) -> str:
+        """What came of it, in lines: steps and time, losses at first and in the end, the best of each evaluation."""
+        if not self:
+            return "no steps"
+        seconds = sum(r.seconds for r in self)
+        lines = [f"steps: {len(self):,} in {seconds:.1f} s", f"loss: {self[0].loss:.4g} -> {self[-1].loss:.4g}"]
+        for name, curves in self.curves().items():
+            points = curves.get("evaluation" if name == "loss" else name, ())
+            if points and name != "learning rate":
+                what = "evaluation" if name == "loss" else name
+                values = [value for _, value in points]
+                lines.append(f"{what}: {values[0]:.4g} -> {values[-1]:.4g} ({min(values):.4g} … {max(values):.4g})")
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """For notebooks."""
@@ -105,7 +153,7 @@ class Losses:
                 self._each *= 2
 
 
-COLUMNS = tuple(field.name for field in fields(Record))
+COLUMNS = tuple(f.name for f in fields(Record) if f.name != "metrics")
 
 
 class Log:
@@ -115,15 +163,19 @@ class Log:
     resumed from an earlier checkpoint goes through once more.
     """
 
-    def __init__(self, path: str | Path, *, start: int) -> None:
-        """Errors: InvalidArgumentError for another suffix, or a file that cannot be written or is no log."""
+    def __init__(self, path: str | Path, *, start: int, metrics: Sequence[str] = ()) -> None:
+        """metrics: names that have a column.
+
+        Errors: InvalidArgumentError for another suffix, or a file that cannot be written or is no log.
+        """
         self.path = Path(path)
         if self.path.suffix not in (".csv", ".jsonl"):
             raise InvalidArgumentError(f"log: expected a name that ends in .csv or .jsonl, got {self.path.name}")
         check_writable(path)
         try:
             kept = [r for r in read_log(self.path) if r.step < start] if self.path.is_file() and start else []
-            text = ("" if self._json else ",".join(COLUMNS) + "\n") + "".join(map(self._line, kept))
+            self._metrics = tuple(dict.fromkeys([*metrics, *(name for r in kept for name in r.metrics)]))
+            text = ("" if self._json else _row((*COLUMNS, *self._metrics))) + "".join(map(self._line, kept))
             with replacing(self.path) as (file,):
                 file.write(text.encode())
             self._file = self.path.open("a", encoding="utf-8")
@@ -135,13 +187,10 @@ class Log:
         return self.path.suffix == ".jsonl"
 
     def _line(self, record: Record) -> str:
+        known = record.known()
         if self._json:
-            return json.dumps(record.known()) + "\n"
-        buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="\n").writerow(
-            ["" if v is None else repr(v) for v in asdict(record).values()]
-        )
-        return buffer.getvalue()
+            return json.dumps(known) + "\n"
+        return _row(["" if (v := known.get(name)) is None else repr(v) for name in (*COLUMNS, *self._metrics)])
 
     def write(self, record: Record) -> None:
         """Append a record; the line is with the system when this returns, or InvalidArgumentError says why not."""
@@ -163,76 +212,43 @@ class Log:
             raise InvalidArgumentError(f"cannot write the log {self.path}: {e.strerror or e}") from e
 
 
+def _row(cells: Sequence[str]) -> str:
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(cells)
+    return buffer.getvalue()
+
+
 def read_log(path: str | Path) -> list[Record]:
     """The records of a log; a last line that a killed process has left unfinished is passed over."""
     lines_of_json = Path(path).suffix == ".jsonl"
-    start = "{" if lines_of_json else ",".join(COLUMNS) + "\n"
+    start = "{" if lines_of_json else ",".join(COLUMNS)
     try:
         text = Path(path).read_text(encoding="utf-8")
         lines = text.split("\n")[:-1]
         if lines_of_json:
-            records = [Record(**json.loads(line)) for line in lines]
+            records = [_of_known(json.loads(line)) for line in lines]
         else:
-            records = [_parsed(row) for row in list(csv.reader(lines))[1:]]
+            header, *rows = csv.reader(lines) if lines else [[]]
+            names = (*COLUMNS, *header[len(COLUMNS) :])
+            records = [_of_known({n: _parsed(t) for n, t in zip(names, row, strict=False) if t}) for row in rows]
     except (ValueError, TypeError, csv.Error) as e:
         raise InvalidArgumentError(f"{path} is no log: {e}") from e
-    if text and not text.startswith((start, ",".join(COLUMNS[:-1]) + "\n")):  # without perplexity: an earlier version's
-        raise InvalidArgumentError(f"{path} is no log: expected it to start with {start.strip()}")
+    if text and not text.startswith(start):
+        raise InvalidArgumentError(f"{path} is no log: expected it to start with {start}")
     return records
 
 
-def _parsed(row: list[str]) -> Record:
-    step, epoch, loss, rate, seconds, evaluation, skipped, perplexity = (*row, "")[: len(COLUMNS)]
-    measured, told = (float(text) if text else None for text in (evaluation, perplexity))
-    left_out = int(skipped) if skipped else None
-    return Record(int(step), int(epoch), float(loss), float(rate), float(seconds), measured, left_out, told)
+def _of_known(known: dict[str, Any]) -> Record:
+    """The record that `known` has given."""
+    metrics = {name: value for name, value in known.items() if name not in COLUMNS}
+    return Record(**{name: value for name, value in known.items() if name in COLUMNS}, metrics=metrics)
 
 
-def check_plot(path: str | Path) -> None:
-    """Before there is anything to draw.
-
-    Errors: KernelError without matplotlib, InvalidArgumentError where the picture cannot be written.
-    """
-    check_writable(path)
-    formats = _figure().canvas.get_supported_filetypes()
-    if _format(path) not in formats:
-        raise InvalidArgumentError(f"plot: expected a name that ends in .{', .'.join(sorted(formats))}, got {path}")
-
-
-def _format(path: str | Path) -> str:
-    return Path(path).suffix[1:].lower() or "png"
-
-
-def _figure() -> Any:
+def _parsed(text: str) -> Any:
+    """A number, or a list of them, as `repr` writes it: NaN and infinity have no form in JSON of their own there."""
+    if text.startswith("["):
+        return json.loads(text.replace("nan", "NaN").replace("inf", "Infinity"))
     try:
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise KernelError(f"the plot needs matplotlib: {e}. Install it with `pip install matplotlib`") from e
-    return Figure(figsize=(8, 4.5), layout="constrained")
-
-
-def draw(records: list[Record], path: str | Path) -> None:
-    """Draw loss and learning rate over the steps into a picture; the suffix chooses its format.
-
-    Errors: those of `check_plot`.
-    """
-    figure = _figure()
-    axes: Any = figure.add_subplot()
-    steps = [r.step for r in records]
-    axes.plot(steps, [r.loss for r in records], linewidth=0.8, label="loss")
-    measured = [r for r in records if r.evaluation is not None]
-    if measured:
-        axes.plot([r.step for r in measured], [r.evaluation for r in measured], "o-", markersize=3, label="evaluation")
-    if records and min(r.loss for r in records) > 0:
-        axes.set_yscale("log")
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss")
-    rates: Any = axes.twinx()
-    rates.plot(steps, [r.learning_rate for r in records], color="grey", linewidth=0.8, linestyle="--")
-    rates.set_ylabel("learning rate")
-    axes.legend(loc="upper right")
-    try:
-        with replacing(path) as (file,):
-            figure.savefig(file, format=_format(path))
-    except (OSError, ValueError) as e:
-        raise InvalidArgumentError(f"cannot write the plot {path}: {e}") from e
+        return int(text)
+    except ValueError:
+        return float(text)

@@ -8,6 +8,7 @@ from onnx_backprop.converters import pages
 from onnx_backprop.converters.pages import Bar, Points, chart
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.functions.native import NATIVE_PREFIX
+from onnx_backprop.training.rates import RateSearch
 from onnx_backprop.training.reports.history import Record, Records
 from onnx_backprop.training.reports.profiling import Profile, Timing
 
@@ -25,15 +26,17 @@ def write_report(
     norms: Mapping[str, Points],
     profile: Profile | None,
     graph: TrainingGraph,
+    rates: RateSearch | None = None,
 ) -> None:
     """Write the report; the file appears complete or not at all. InvalidArgumentError where it cannot be written."""
-    parts = [pages.facts(facts), "<h2>Loss</h2>", Records(records).chart(), "<h2>Learning rate</h2>"]
-    parts.append(chart({"learning rate": [(r.step, r.learning_rate) for r in records]}, "step", "learning rate"))
+    parts = [pages.facts(facts), "<h2>Curves</h2>", Records(records).chart()]
     if norms:
         largest = sorted(norms, key=lambda name: -max((y for _, y in norms[name]), default=0.0))
         of = f", the {_LAYERS} largest of {len(norms)}" if len(norms) > _LAYERS else ""
         parts += [f"<h2>Gradient norms{of}</h2>"]
         parts.append(chart({name: norms[name] for name in largest[:_LAYERS]}, "step", "‖gradient‖₂"))
+    if rates is not None:
+        parts += ["<h2>Learning rates that were tried</h2>", rates.chart()]
     if profile is not None:
         parts.append(f"<h2>Time of one step, by operator</h2><p>mean of {profile.steps} steps</p>")
         parts += [_timings(profile.operators), "<h2>Time of one step, by node</h2>", _timings(profile.nodes)]

@@ -95,6 +95,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "settings: loss: expected ignore_index of a label or null, got",
     ),
     "learning rate": ({"learning_rate": "w1"}, r"learning_rate: expected an input of one number, got one of shape \["),
+    "comparisons": ({"settings": {"compared": [3]}}, "settings: compared: expected records of a prediction and a target"),
     "doubts": ({"settings": {"doubtful": ["w1"]}}, r"settings: doubtful: expected reasons by name, got \['w1'\]"),
     "inputs of the loss": ({"settings": {"loss_inputs": 3}}, "settings: loss_inputs: expected names, got 3"),
 }  # fmt: skip

@@ -67,6 +67,84 @@ def test_trains_and_says_what_it_did(folder: Path, capsys: pytest.CaptureFixture
     assert said.index("training: adamw") < said.index("steps: 180 in")
 
 
+def test_what_is_watched(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Metrics, the end of a training, the best weights, a rate that is found; lines where nobody watches a bar."""
+    options = [
+        "--metrics",
+        "accuracy,iou",
+        "--patience",
+        "2",
+        "--keep-best",
+        "--find-rate",
+        "--class-weights",
+        "balanced",
+    ]
+    options += ["--label-smoothing", "0.1", "--evaluation", str(folder / "data.npz")]
+    written = ["--log", str(folder / "log.csv"), "--report", str(folder / "report.html")]
+    assert train(folder, *options, *written, epochs=30) == 0
+    said = capsys.readouterr()
+    rate = re.search(r"^learning rate: ([\d.]+) of 1e-07 … ", said.out, re.M)
+    best = re.search(r"^best accuracy: ([\d.]+), whose weights are written$", said.out, re.M)
+    assert rate is not None
+    assert best is not None
+    records = read_log(folder / "log.csv")
+    measured = [r.metrics["accuracy"] for r in records if r.metrics]
+    assert {r.learning_rate for r in records} == {float(rate[1])}
+    assert len(measured) == measured.index(max(measured)) + 3 < 30
+    assert accuracy(folder / "out.onnx") == pytest.approx(max(measured)) == pytest.approx(float(best[1]), rel=1e-3)
+    lines = [line for line in said.err.splitlines() if line.startswith("epoch ")]
+    assert len(lines) == len(measured)
+    assert re.match(r"epoch 1/30: loss [\d.]+, evaluation [\d.]+, accuracy [\d.]+, iou [\d.]+, learning rate", lines[0])
+    page = (folder / "report.html").read_text()
+    assert all(f"<figcaption>{name} (" in page for name in ("loss", "accuracy", "iou", "learning rate"))
+    assert "learning rate (logarithmic)" in page
+    assert "Learning rates that were tried" in page
+    names = {path.name for path in folder.iterdir()}
+    assert {"out.onnx.best.safetensors", "out.onnx.checkpoint.safetensors"} < names
+
+
+@pytest.mark.parametrize("form", ["balanced", "numbers", "npy", "text"])
+def test_weights_of_classes(folder: Path, form: str) -> None:
+    labels = data()["labels"]
+    weights = len(labels) / (3 * np.bincount(labels))
+    given = "balanced"
+    if form == "numbers":
+        given = ",".join(map(repr, weights.tolist()))
+    elif form == "npy":
+        np.save(given := str(folder / "weights.npy"), weights)
+    elif form == "text":
+        Path(given := str(folder / "weights.txt")).write_text("\n".join(map(repr, weights.tolist())))
+    assert train(folder, "--class-weights", given, "--ignore-index", "-1", epochs=1) == 0
+    loss = ob.losses.SoftmaxCrossEntropy(weight=weights, ignore_index=-1)
+    graph = ob.training_graph(folder / "model.onnx", loss=loss, optimizer="adamw", training_mode=True)
+    trainer = ob.Trainer(graph, learning_rate=0.02)
+    trainer.fit(ob.Batches(data(), 10), 1, progress=False)
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(folder / "out.onnx").graph.initializer}
+    for name, value in trainer.parameters().items():
+        np.testing.assert_array_equal(stored[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--metrics", "accuracy"], "--metrics: goes with --evaluation"),
+        (["--keep-best"], "--keep-best: goes with --evaluation"),
+        (["--metrics", "acuracy", "--evaluation", "data.npz"], "Did you mean 'accuracy'"),
+        (["--monitor", "f1"], "--monitor: goes with --patience or --keep-best"),
+        (["--class-weights", "none.txt"], "--class-weights: expected balanced, numbers with commas, or a file"),
+        (["--class-weights", "1,2"], "expected one number for each of 3 classes"),
+        (["--loss", "mse", "--ignore-index", "3"], "--ignore-index: goes with softmax_cross_entropy"),
+    ],
+)
+def test_refusals_of_what_is_watched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    assert train(folder, *options) == 2
+    assert message in capsys.readouterr().err
+    assert not (folder / "out.onnx").exists()
+
+
 @pytest.mark.parametrize("option", [(), ("--no-frozen-statistics",)], ids=["kept", "renewed"])
 def test_frozen_statistics(folder: Path, option: tuple[str, ...]) -> None:
     assert train(folder, "--frozen", "scale", "b1", *option) == 0

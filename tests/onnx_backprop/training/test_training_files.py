@@ -74,6 +74,34 @@ def test_files_that_are_no_checkpoint_of_this_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
+def test_metrics_stand_in_records_and_logs(tmp_path: Path, name: str) -> None:
+    """Each has a column; a log that is resumed keeps those of before."""
+    log, checkpoint = tmp_path / name, tmp_path / "c"
+    asked = {"accuracy": "accuracy", "each": ob.metrics.IoU(average=None)}
+    trainer, records = fitted(1, log=log, checkpoint=checkpoint, evaluation=batches(), metrics=asked)
+    measured = trainer.evaluate(batches(), metrics=asked)
+    assert {r.step for r in records if r.metrics} == {8}
+    assert records[-1].metrics == {"accuracy": measured.metrics["accuracy"], "each": measured.metrics["each"].tolist()}
+    assert read_log(log) == records
+    _, more = fitted(2, ob.Trainer(training()).load(checkpoint), log=log, evaluation=batches(), metrics="f1")
+    assert read_log(log) == [*records, *more]
+    assert list(more[-1].metrics) == ["f1"]
+    for shown in (records, more):
+        assert "evaluation" in shown._repr_html_()
+    with pytest.raises(ob.InvalidArgumentError, match="metrics: goes with evaluation"):
+        fitted(1, metrics="accuracy")
+
+
+def test_a_log_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text(
+        "step,epoch,loss,learning_rate,seconds,evaluation,skipped,perplexity\n0,0,1.5,0.1,0.2,,,\n1,0,1.0,0.1,0.2,2.0,,7.5\n"
+    )
+    one, other = read_log(tmp_path / "l.csv")
+    assert (one.evaluation, one.perplexity, one.metrics) == (None, None, {})
+    assert (other.evaluation, other.perplexity, other.skipped) == (2.0, 7.5, None)
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl"])
 def test_log_and_plot(tmp_path: Path, name: str) -> None:
     log = tmp_path / name
     _, records = fitted(2, schedule=SCHEDULE, log=log, evaluation=batches(), plot=tmp_path / "loss.png")
@@ -88,7 +116,8 @@ def test_a_function_as_log() -> None:
     """It gets what a line of a .jsonl has, as loggers take it."""
     told: list[dict[str, Any]] = []
     _, records = fitted(2, log=told.append, evaluation=batches())
-    assert [{**values} for values in told] == [{k: v for k, v in asdict(r).items() if v is not None} for r in records]
+    plain = [{k: v for k, v in asdict(r).items() if v is not None and k != "metrics"} for r in records]
+    assert [{**values} for values in told] == plain
     assert {name: "evaluation" in told[n] for n, name in ((7, "inside"), (8, "end"))} == {"inside": False, "end": True}
     assert all(isinstance(value, int | float) for value in told[-1].values())
 

@@ -1,0 +1,168 @@
+"""What the options of a training make: the loss of classes, optimizer, schedule, callbacks, a learning rate."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onnx_backprop.command.files import best_beside
+from onnx_backprop.command.options import loss_of, say
+from onnx_backprop.command.parser import argument, flag
+from onnx_backprop.converters.tables import sparkline
+from onnx_backprop.converters.training.losses import LOSSES, Loss
+from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
+
+if TYPE_CHECKING:
+    from onnx_backprop.training.rates import RateSearch
+
+BALANCED = "balanced"
+SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
+_OF_LOSSES = ("weight", "ignore_index", "label_smoothing")  # of some losses, and what an option is called by them
+OF_LOSSES = [
+    argument(
+        "--class-weights",
+        dest="weight",
+        also="weight",
+        metavar="balanced|W,…|FILE",
+        help="of a loss of classes: rows / (classes · rows of the class), numbers, or a file of them, .npy or text",
+    ),
+    argument("--ignore-index", type=int, metavar="N", help="a label that counts nowhere, as 255 in masks"),
+    argument("--label-smoothing", type=float, metavar="SHARE", help="of the target that is spread over all classes"),
+]
+WATCHED = [
+    argument(
+        "--metrics",
+        metavar="NAMES",
+        help="measured on --evaluation, with commas: accuracy, top5, f1, iou, dice, auroc, mae, rmse, psnr, ssim, …",
+    ),
+    argument(
+        "--monitor",
+        metavar="NAME",
+        help="what --patience and --keep-best look at: a metric, or evaluation, its loss (default: the first metric "
+        "that is named, or else evaluation)",
+    ),
+    argument("--patience", default=0, metavar="EPOCHS", help="without a better one after which the training ends"),
+    flag("--keep-best", help="write the weights of the best epoch; its checkpoint lies beside OUT"),
+    argument("--time-limit", default=0.0, least=0, metavar="MINUTES", help="after which the training ends"),
+    flag("--find-rate", help="try learning rates first, and take the one at which the loss falls most steeply"),
+]
+
+
+def loss_with(arguments: argparse.Namespace, data: Mapping[str, Any]) -> str | Loss | None:
+    """The loss that is asked for, with what options say of its classes. data: to count labels of."""
+    loss = loss_of(arguments)
+    given = {name: getattr(arguments, name) for name in _OF_LOSSES if getattr(arguments, name, None) is not None}
+    if not given:
+        return loss
+    for name in given:
+        takes = [each for each in LOSSES if name in {f.name for f in fields(LOSSES[each])}]
+        if loss not in takes:
+            raise InvalidArgumentError(f"goes with {', '.join(takes)}, not with {loss}", name)
+    assert loss is not None
+    if "weight" in given:
+        given["weight"] = _weights(given["weight"], data, given.get("ignore_index"))
+    return LOSSES[loss](**given)
+
+
+def _weights(text: str, data: Mapping[str, Any], ignored: int | None) -> list[float]:
+    """A weight for each class, from its number of labels, from the option or from a file."""
+    if text != BALANCED:
+        try:
+            path = Path(text)
+            if path.suffix == ".npy":
+                numbers = np.load(path, allow_pickle=False)
+            elif path.is_file():
+                numbers = np.array(path.read_text(encoding="utf-8").replace(",", " ").split(), float)
+            else:
+                numbers = np.array(text.split(","), float)
+        except (OSError, ValueError) as e:
+            expected = f"{BALANCED}, numbers with commas, or a file of numbers, .npy or text"
+            raise InvalidArgumentError(f"expected {expected}, got {text!r}: {e}", "weight") from e
+        return [float(number) for number in numbers.reshape(-1)]
+    if "labels" not in data:
+        raise InvalidArgumentError(f"{BALANCED} counts the array labels, there are {', '.join(data)}", "weight")
+    labels = data["labels"]
+    labels = np.asarray(labels[np.arange(len(labels))]).reshape(-1)
+    labels = labels[labels != ignored] if ignored is not None else labels
+    if labels.dtype.kind not in "biu" or not labels.size or labels.min() < 0:
+        raise InvalidArgumentError(
+            f"{BALANCED}: expected labels from 0 on. Say what is ignored: --ignore-index", "weight"
+        )
+    counts = np.bincount(labels.astype(np.int64))
+    there = counts > 0
+    return np.where(there, len(labels) / (there.sum() * np.maximum(counts, 1)), 1.0).tolist()
+
+
+def callbacks_of(arguments: argparse.Namespace) -> list[Any]:
+    """What --patience, --keep-best and --time-limit ask for."""
+    from onnx_backprop.converters.training.metrics.choose import named_metrics  # not before: other commands need none
+    from onnx_backprop.training.callbacks import EarlyStopping, KeepBest, TimeLimit
+
+    given = (arguments.metrics or "evaluation").split(",")[0]
+    monitor = arguments.monitor or (given if given == "evaluation" else next(iter(named_metrics(given))))
+    result: list[Any] = []
+    if arguments.keep_best:
+        result.append(KeepBest(best_beside(arguments.output), monitor))
+    if arguments.patience:
+        result.append(EarlyStopping(monitor, patience=arguments.patience))
+    if arguments.time_limit:
+        result.append(TimeLimit(minutes=arguments.time_limit))
+    return result
+
+
+def check_watched(arguments: argparse.Namespace) -> None:
+    """Before any long work: what looks at an evaluation has one."""
+    for name in ("metrics", "patience", "keep_best"):
+        if getattr(arguments, name) and arguments.evaluation is None:
+            raise InvalidArgumentError(f"--{name.replace('_', '-')}: goes with --evaluation, the data to measure")
+    if arguments.monitor and not (arguments.patience or arguments.keep_best):
+        raise InvalidArgumentError("--monitor: goes with --patience or --keep-best")
+    if arguments.patience < 0:
+        raise InvalidArgumentError(f"--patience: expected 0 or more, got {arguments.patience}")
+    if arguments.metrics:
+        from onnx_backprop.training.measures import chosen_metrics  # not before: it needs a runtime
+
+        chosen_metrics(arguments.metrics)
+
+
+def found_rate(arguments: argparse.Namespace, trainer: Any, loader: Any) -> "RateSearch":
+    """Try learning rates; the one that suits is `--learning-rate` from here on."""
+    found: RateSearch = trainer.find_learning_rate(loader)
+    arguments.learning_rate = trainer.learning_rate = float(f"{found.suggestion:.2g}")
+    tried = f"{found.points[0][0]:.2g} … {found.points[-1][0]:.2g}"
+    course = sparkline([loss for _, loss in found.means])
+    say(arguments, f"learning rate: {arguments.learning_rate:g} of {tried}, losses {course}")
+    return found
+
+
+def best_of(callbacks: Sequence[Any]) -> dict[str, str]:
+    """What --keep-best has found."""
+    from onnx_backprop.training.callbacks import KeepBest
+
+    found = [each for each in callbacks if isinstance(each, KeepBest) and each.best is not None]
+    return {f"best {each.monitor}": f"{each.best:.4g}, whose weights are written" for each in found}
+
+
+def optimizer_of(arguments: argparse.Namespace) -> Optimizer:
+    """What --optimizer and its numbers ask for."""
+    given = {n: getattr(arguments, n, None) for n in ("momentum", "weight_decay", "clip_norm", "accumulate", "ema")}
+    if given["momentum"] is not None and arguments.optimizer not in ("sgd", "rmsprop"):
+        raise InvalidArgumentError(f"--momentum: goes with sgd and rmsprop, not with {arguments.optimizer}")
+    return OPTIMIZERS[arguments.optimizer](**{name: value for name, value in given.items() if value is not None})
+
+
+def schedule_of(arguments: argparse.Namespace, steps: int) -> Schedule:
+    rate = arguments.learning_rate
+    schedule: Schedule = {
+        "constant": lambda: Constant(rate),
+        "linear": lambda: Linear(rate, steps=steps),
+        "cosine": lambda: Cosine(rate, steps=steps),
+        "step": lambda: Step(rate, every=max(1, steps // 3)),
+        "one_cycle": lambda: OneCycle(rate, steps=steps),
+    }[arguments.schedule]()
+    return Warmup(schedule, steps=arguments.warmup) if arguments.warmup else schedule

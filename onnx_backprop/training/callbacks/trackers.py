@@ -1,0 +1,146 @@
+"""Trackers: what `fit(log=…)` takes beside files and functions, each a line to make, imported when it is made.
+
+trainer.fit(batches, 10, log=[ob.callbacks.TensorBoard("runs/first"), "log.csv"])
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
+
+
+class Tracker(ABC):
+    """Called with what is known of each step, as a function would be; closed when `fit` ends.
+
+    Arrays of numbers are told as name/0, name/1, …; matrices are left out.
+    """
+
+    def __call__(self, values: Mapping[str, Any]) -> None:
+        """A step."""
+        self.numbers(dict(_numbers(values)), int(values["step"]))
+
+    @abstractmethod
+    def numbers(self, values: Mapping[str, float], step: int) -> None:
+        """Numbers of a step by name."""
+
+    def close(self) -> None:  # noqa: B027 some have nothing to close
+        """Write what waits to be written."""
+
+
+def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, int | float):
+            if name != "step":
+                yield name, value
+        elif np.ndim(value) == 1:
+            yield from ((f"{name}/{n}", float(each)) for n, each in enumerate(value))
+
+
+def _needs(name: str, package: str, error: ImportError) -> KernelError:
+    return KernelError(f"callbacks.{name} needs {package}: {error}. Install it with `pip install {package}`")
+
+
+class TensorBoard(Tracker):
+    """Event files for TensorBoard in a folder, by the package `tensorboard`; PyTorch is not needed."""
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as e:
+            raise _needs("TensorBoard", "tensorboard", e) from e
+        if not str(folder):
+            raise InvalidArgumentError("TensorBoard: folder: expected the name of a folder, got ''")
+        self._event, self._summary = event_pb2.Event, summary_pb2
+        try:
+            self._writer = EventFileWriter(str(folder), filename_suffix=f".{socket.gethostname()}")
+        except OSError as e:
+            raise InvalidArgumentError(f"cannot write to {folder}: {e.strerror or e}") from e
+
+    def numbers(self, values: Mapping[str, float], step: int) -> None:
+        value = self._summary.Summary.Value
+        self._write([value(tag=name, simple_value=float(number)) for name, number in values.items()], step)
+
+    def histogram(self, name: str, counts: np.ndarray, edges: np.ndarray, step: int) -> None:
+        """A histogram; the values in a bin count as its middle."""
+        middle = (edges[1:] + edges[:-1]) / 2
+        counted = self._summary.HistogramProto(
+            min=float(edges[0]),
+            max=float(edges[-1]),
+            num=float(counts.sum()),
+            sum=float(counts @ middle),
+            sum_squares=float(counts @ middle**2),
+            bucket_limit=edges[1:].tolist(),
+            bucket=counts.tolist(),
+        )
+        self._write([self._summary.Summary.Value(tag=name, histo=counted)], step)
+
+    def _write(self, values: list[Any], step: int) -> None:
+        summary = self._summary.Summary(value=values)
+        self._writer.add_event(self._event(step=step, wall_time=time.time(), summary=summary))
+
+    def close(self) -> None:
+        self._writer.flush()
+
+
+class MLflow(Tracker):
+    """A run of MLflow. uri: of the server, or the folder or database where it keeps runs; default: MLflow's own.
+
+    parameters: what is noted of the run besides.
+    """
+
+    def __init__(
+        self,
+        experiment: str = "Default",
+        *,
+        run: str | None = None,
+        uri: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        try:
+            from mlflow.entities import Metric, Param
+            from mlflow.tracking import MlflowClient
+        except ImportError as e:
+            raise _needs("MLflow", "mlflow", e) from e
+        self._metric, self._client = Metric, MlflowClient(tracking_uri=uri)
+        found = self._client.get_experiment_by_name(experiment)
+        number = self._client.create_experiment(experiment) if found is None else found.experiment_id
+        self.run_id: str = self._client.create_run(number, run_name=run).info.run_id
+        noted = [Param(name, str(value)) for name, value in (parameters or {}).items()]
+        self._client.log_batch(self.run_id, params=noted)
+
+    def numbers(self, values: Mapping[str, float], step: int) -> None:
+        now = int(1000 * time.time())
+        self._client.log_batch(self.run_id, [self._metric(name, float(x), now, step) for name, x in values.items()])
+
+    def close(self) -> None:
+        self._client.set_terminated(self.run_id)
+
+
+class WandB(Tracker):
+    """A run of Weights & Biases; the arguments are those of `wandb.init`. `log=wandb.log` does as well."""
+
+    def __init__(self, **arguments: Any) -> None:
+        try:
+            import wandb
+        except ImportError as e:
+            raise _needs("WandB", "wandb", e) from e
+        self._wandb, self._run = wandb, wandb.init(**arguments)
+
+    def numbers(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def histogram(self, name: str, counts: np.ndarray, edges: np.ndarray, step: int) -> None:
+        """A histogram."""
+        self._run.log({name: self._wandb.Histogram(np_histogram=(counts, edges))}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()

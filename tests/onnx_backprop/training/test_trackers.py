@@ -1,0 +1,80 @@
+"""Trackers, read back by what they are for; each is skipped where it is not installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import onnx_backprop as ob
+from tests.support.training_models import batches as some
+from tests.support.training_models import data, fitted
+
+
+def trained(*logs: Any, **options: Any) -> Any:
+    asked = {"accuracy": "accuracy", "each": ob.metrics.IoU(average=None)}
+    return fitted(2, evaluation=some(), metrics=asked, log=list(logs), **options)[1]
+
+
+def test_tensorboard_shows_every_number_and_histogram(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed here")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = ob.callbacks.TensorBoard(tmp_path / "runs")
+    histograms = ob.callbacks.Histograms(data(10), every=9, to=board)
+    told: list[dict[str, Any]] = []
+    records = trained(board, tmp_path / "log.csv", told.append, callbacks=[histograms])
+    read = EventAccumulator(str(tmp_path / "runs"), {"scalars": 0, "histograms": 0})
+    read.Reload()
+    scalars = {name: [(event.step, event.value) for event in read.Scalars(name)] for name in read.Tags()["scalars"]}
+    assert scalars.keys() >= {"loss", "learning_rate", "evaluation", "accuracy", "each/0", "each/2"}
+    assert [step for step, _ in scalars["loss"]] == list(range(18))
+    assert [value for _, value in scalars["loss"]] == pytest.approx([r.loss for r in records])
+    assert scalars["each/2"] == [(r.step, pytest.approx(r.metrics["each"][2])) for r in records if r.metrics]
+    counted = read.Histograms("gradients/w1")
+    assert [event.step for event in counted] == [8, 17]
+    assert counted[0].histogram_value.num == 4 * 16
+    assert len(told) == 18
+    assert (tmp_path / "log.csv").is_file()
+
+
+def test_mlflow_keeps_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow", reason="mlflow is not installed here")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # which MLflow 3 asks for
+    from mlflow.tracking import MlflowClient
+
+    uri = (tmp_path / "runs").as_uri()
+    tracker = ob.callbacks.MLflow("digits", run="first", uri=uri, parameters={"optimizer": "adamw"})
+    records = trained(tracker)
+    client = MlflowClient(tracking_uri=uri)
+    run = client.get_run(tracker.run_id)
+    assert (run.data.params, run.info.status, run.info.run_name) == ({"optimizer": "adamw"}, "FINISHED", "first")
+    history = client.get_metric_history(tracker.run_id, "loss")
+    assert [(m.step, m.value) for m in sorted(history, key=lambda m: m.step)] == [(r.step, r.loss) for r in records]
+    assert run.data.metrics["accuracy"] == records[-1].metrics["accuracy"]
+    assert client.get_experiment_by_name("digits") is not None
+
+
+def test_wandb_gets_numbers_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for its module: the package speaks to a server."""
+    told: list[tuple[int, dict[str, float]]] = []
+    ended: list[bool] = []
+    run = SimpleNamespace(log=lambda values, step: told.append((step, values)), finish=lambda: ended.append(True))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **given: run if given else None))
+    records = trained(ob.callbacks.WandB(project="digits"))
+    assert [step for step, _ in told] == list(range(18))
+    assert told[-1][1]["each/1"] == records[-1].metrics["each"][1]
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("name", ["TensorBoard", "MLflow", "WandB"])
+def test_without_its_package_a_tracker_says_what_to_install(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    package = name.lower()
+    for module in [m for m in sys.modules if m.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ob.KernelError, match=f"callbacks.{name} needs {package}.*pip install {package}"):
+        getattr(ob.callbacks, name)(*(["folder"] if name == "TensorBoard" else []))
