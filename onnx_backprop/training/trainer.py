@@ -42,6 +42,7 @@ from onnx_backprop.providers.choose import Target, chosen
 from onnx_backprop.providers.memory import Copies, Memory
 from onnx_backprop.providers.placed import Placed, check_kernels, options_for
 from onnx_backprop.providers.placement import Placement
+from onnx_backprop.providers.watch import watch
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
@@ -150,6 +151,7 @@ class Trainer:
         state = self.graph.initial_state(copy=not alone)
         if isinstance(graph, str | Path):
             self.graph = self.graph.without_values()  # which nobody else holds
+        self.inputs = Inputs(self.graph)
         self._rate = _declared_rate(self.graph)
         self.learning_rate = learning_rate
         self.epoch = 0
@@ -167,6 +169,8 @@ class Trainer:
             self.kernels = kernels_on(options, kernels)
         self.session_options = options
         model = without_tensors(self.graph.model, self.graph.updates)
+        if target is not None and not target.limits.nan:
+            watch(self.graph, model)
         self._ranks: Ranks | None = None
         if not alone:
             model = whole(model)
@@ -203,7 +207,6 @@ class Trainer:
             memory=self._memory,
             unread=int(read_every),
         )
-        self.inputs = Inputs(self.graph)
         open_ = partial(_open, frozen=self._frozen, memory=self._memory, target=target, options=options)
         self._evaluator = Evaluator(self.graph, self.inputs, open_, self._frozen)  # nothing that refers to this trainer
         counters = {name: self.graph.slot(COUNTER, name) for name in (GOOD_STEPS, SKIPPED_STEPS)}
