@@ -45,7 +45,7 @@ processors: $(INSTALLED) ## the kernels as other processors run them, NEON emula
 # Debian's packages of Chromium have the software adapter; on a machine with a GPU: ARGS="--hardware".
 devices: ## networks on other providers of onnxruntime beside the CPU, the table of docs/devices.md (an environment of its own, an hour)
 	@test -d .venv-devices || $(PYTHON) -m venv .venv-devices
-	@.venv-devices/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[text]' 'onnxruntime-ep-webgpu>=0.4' 'onnxruntime-ep-openvino>=1.8' 'pytest>=9' 'hypothesis>=6.100'
+	@.venv-devices/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,text]' 'onnxruntime-ep-webgpu>=0.4' 'onnxruntime-ep-openvino>=1.8' 'pytest>=9' 'hypothesis>=6.100'
 	.venv-devices/bin/python -m tests.devices $(ARGS)
 
 kill: $(INSTALLED) ## trainings killed at 100 random moments, alone, contending and in threads, resume bit for bit (a quarter of an hour)

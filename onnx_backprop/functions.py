@@ -24,7 +24,7 @@ from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.opset.graphs.names import unique, used_names
-from onnx_backprop.ort_ops import Named, run_bound
+from onnx_backprop.ort_ops import Named, lock_of, run_bound
 from onnx_backprop.providers.choose import chosen
 from onnx_backprop.providers.memory import HOST
 from onnx_backprop.providers.placed import session
@@ -210,10 +210,11 @@ class _Function:
                 else f"feeds: the model has no input {', '.join(map(repr, unknown))}"
             )
         feeds = {name: self._cast(name, np.asarray(value)) for name, value in feeds.items()}
-        bound = self._bound(feeds, shapes)
-        for name, value in feeds.items():
-            np.copyto(bound.arrays[name], value)
-        run_bound(self._session, bound.binding)
+        with lock_of(self._session):
+            bound = self._bound(feeds, shapes)
+            for name, value in feeds.items():
+                np.copyto(bound.arrays[name], value)
+            run_bound(self._session, bound.binding)
         return bound.results
 
     def _cast(self, name: str, value: np.ndarray) -> np.ndarray:

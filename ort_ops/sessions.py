@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import cache, wraps
 from pathlib import Path
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 else:
     from onnxruntime import SessionOptions
 
+Lock = AbstractContextManager[Any]
 Named = str | tuple[str, Mapping[str, Any]]  # a provider as onnxruntime takes it
 logger = logging.getLogger("onnx_backprop")
 _FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
@@ -148,9 +150,13 @@ def session(
     kernels: str | None = "native",
     session_options: SessionOptions | None = None,
     providers: Sequence[Named] | None = None,
+    lock: Lock | None = None,
     **kwargs: Any,
 ) -> onnxruntime.InferenceSession:
-    """`onnx_backprop.session` on the CPU, or on providers that are given or stand in the session options."""
+    """`onnx_backprop.session` on the CPU, or on providers that are given or stand in the session options.
+
+    lock: what is held while it is made and in each of its runs.
+    """
     path = None if isinstance(model, ModelProto) or is_ir_model(model) else existing(model)
     if kernels is not None or is_ir_model(model):
         model = load(model, mapped=True)
@@ -169,7 +175,7 @@ def session(
         source = serialized(model)
     else:
         kernels_on(options, None)
-    made = _open(source, model, options, providers, kwargs)
+    made = _open(source, model, options, providers, lock, kwargs)
     made.weights = weights
     if native_kernels_work():
         from onnx_backprop.ort_ops.runtime import ahead
@@ -179,10 +185,15 @@ def session(
 
 
 def open_session(
-    model: ModelProto, options: SessionOptions, providers: Sequence[Named] | None, **kwargs: Any
+    model: ModelProto,
+    options: SessionOptions,
+    providers: Sequence[Named] | None,
+    *,
+    lock: Lock | None = None,
+    **kwargs: Any,
 ) -> onnxruntime.InferenceSession:
-    """A session on a model as it is, without operators of our own; errors as `session`."""
-    return _open(serialized(whole(model)), model, options, providers, kwargs)
+    """A session on a model as it is, without operators of our own; lock, errors as `session`."""
+    return _open(serialized(whole(model)), model, options, providers, lock, kwargs)
 
 
 def _open(
@@ -190,6 +201,7 @@ def _open(
     model: object,
     options: SessionOptions,
     providers: Sequence[Named] | None,
+    lock: Lock | None,
     arguments: dict[str, Any],
 ) -> _Session:
     """providers: those of the options, or the CPU, where there are none."""
@@ -198,12 +210,16 @@ def _open(
         arguments["disabled_optimizers"] = [*optimizers, *without(onnxruntime.__version__)]
     if providers or not options.has_providers():
         arguments["providers"] = list(providers or ["CPUExecutionProvider"])
+    lock = lock or nullcontext()
     try:
-        return _Session(source, options, **arguments)
+        with lock:
+            made = _Session(source, options, **arguments)
     except _REFUSALS as e:
         early = next((op.name for op in OPERATORS.values() if op.key in str(e)), "")
         advice = f". {early} was registered after these session options had been: make new ones" if early else ""
         raise InvalidModelError(f"onnxruntime does not load the model: {e}{advice}") from e
+    made.lock = lock
+    return made
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -213,9 +229,10 @@ def _surfacing(method: _Method) -> _Method:
     """A method that fails because Python was interrupted in a kernel raises that, a KeyboardInterrupt as a rule."""
 
     @wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(self: _Session, *args: Any, **kwargs: Any) -> Any:
         try:
-            return method(*args, **kwargs)
+            with self.lock:
+                return method(self, *args, **kwargs)
         except Exception:
             surface()
             raise
@@ -238,6 +255,7 @@ def _compiling(method: _Method) -> _Method:
 class _Session(onnxruntime.InferenceSession):
     twice: Callable[..., Any] | None = None  # `ahead.run`, where a run may take place twice
     weights: Sequence[onnxruntime.OrtValue] = ()  # which it reads and does not hold
+    lock: Lock = nullcontext()  # held in each run
     __init__ = _surfacing(onnxruntime.InferenceSession.__init__)
     run = _compiling(_surfacing(onnxruntime.InferenceSession.run))
     run_with_ort_values = _compiling(_surfacing(onnxruntime.InferenceSession.run_with_ort_values))
@@ -257,6 +275,11 @@ def run_bound(
         session.run_bound(binding, guard=guard)
     else:
         session.run_with_iobinding(binding)
+
+
+def lock_of(session: onnxruntime.InferenceSession) -> Lock:
+    """What is held in each run of a session, and is to be held while arrays are bound, which may copy them."""
+    return session.lock if isinstance(session, _Session) else nullcontext()
 
 
 @cache

@@ -51,8 +51,8 @@ def adapted(
 
     Inputs and outputs keep names and types, but defaults in float64 that nobody feeds are constants. Every node has a
     name of its own.
-    lengths: of inputs, those of other inputs with the same symbols follow. host: further nodes for the CPU, by the
-    names in what an earlier call gave, with reasons.
+    lengths: of inputs, whose defaults are left out; those of other inputs with the same symbols follow. host: further
+    nodes for the CPU, by the names in what an earlier call gave, with reasons.
 
     What is done otherwise:
     - arithmetic in float64, where there is none, is done in float32, see `to_float32`;
@@ -64,6 +64,7 @@ def adapted(
     numbers = {t.name for t in light.graph.initializer if t.data_type == TensorProto.DOUBLE and not t.dims}
     assign(light.graph.input, [value for value in light.graph.input if value.name not in numbers])
     if lengths:
+        assign(light.graph.initializer, [tensor for tensor in light.graph.initializer if tensor.name not in lengths])
         fix_lengths(light, lengths)
     light = infer(light)
     if any(custom_nodes(light)):

@@ -51,6 +51,14 @@ def sign(op: Emitter, node: NodeProto, known: Known) -> dict[str, str] | None:
     return {node.output[0]: op.Sub(op.Cast(op.Greater(x, zero), to=kind), op.Cast(op.Less(x, zero), to=kind))}
 
 
+def sum_(op: Emitter, node: NodeProto, _: Known) -> dict[str, str]:
+    """((x1 + x2) + x3) + …"""
+    total, *rest = node.input
+    for x in rest:
+        total = op.Add(total, x)
+    return {node.output[0]: total}
+
+
 def one_hot(op: Emitter, node: NodeProto, known: Known) -> dict[str, str] | None:
     """`values[1]` where an index is that of its place, else `values[0]`; indices below 0 count from the end."""
     index, depth, values = node.input
@@ -165,4 +173,5 @@ FORMS: dict[str, Form] = {
     "OneHot": one_hot,
     "Sign": sign,
     "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
+    "Sum": sum_,
 }

@@ -86,6 +86,13 @@ _SHARED = [
     argument("--seed", default=0, least=0, help="of random inputs and directions (%(default)s)"),
     argument("--kernels", default=DEFAULT_KERNELS, help="how our operators run (%(default)s)"),
     argument("--device", metavar="NAME", help="what it runs on: webgpu, cuda, coreml, … (default: the CPU)"),
+    argument(
+        "--read-every",
+        default=1,
+        least=1,
+        metavar="STEPS",
+        help="after which losses are read, since that waits for the device (%(default)s)",
+    ),
     flag("--inline", help="no functions, lowest opset: a file for onnxruntime before 1.27 as well"),
     argument(
         "--limit",

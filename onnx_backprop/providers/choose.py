@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -68,6 +69,11 @@ class Target:
         """Of a plugin onnxruntime's record of its memory; None where tensors lie in the CPU's, or it is built in."""
         return None if self.plugin is None else self.plugin.memory_info(onnxruntime.OrtDeviceMemoryType.DEFAULT)
 
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """What its sessions hold while they run."""
+        return self.provider.lock
+
     def append_to(self, options: SessionOptions) -> list[Named] | None:
         """Let sessions on some options run here; the providers to give them beside."""
         if self.plugin is None:
@@ -94,8 +100,9 @@ def _has_half(target: Target) -> bool:
     model = parser.parse_model(_HALF).SerializeToString()
     try:
         providers: Any = target.append_to(options)
-        session = onnxruntime.InferenceSession(model, options, providers=providers)
-        session.run(None, {"x": np.eye(2, dtype=np.float16)})
+        with target.lock:
+            session = onnxruntime.InferenceSession(model, options, providers=providers)
+            session.run(None, {"x": np.eye(2, dtype=np.float16)})
     except Exception:  # noqa: BLE001 - whatever it says, it has none
         return False
     return True
@@ -162,7 +169,7 @@ def _of_providers(providers: Sequence[Named]) -> Target | None:
     others = tuple(p for p in providers[1:] if (p if isinstance(p, str) else p[0]) != CPU.ep)
     if provider is None:
         if ep not in onnxruntime.get_available_providers():
-            raise KernelError(f"providers: {ep!r} is not there. {_there()}")
+            raise KernelError(f"{ep!r} is not there. {_there()}", "providers")
         return Target(Provider(ep, ep, ""), options=options, others=others)
     return _target(provider, 0, options, others)
 
@@ -183,7 +190,7 @@ def _target(provider: Provider, index: int, options: Mapping[str, Any], others: 
     else:
         how = f", {provider.how}" if provider.how else ""
         reason = f"{provider.ep} is not in this onnxruntime. It comes with `{provider.install}`{how}"
-    raise KernelError(f"device: {_numbered(provider, index)!r} is not there: {reason}. {_there()}")
+    raise KernelError(f"{_numbered(provider, index)!r} is not there: {reason}. {_there()}", "device")
 
 
 def _numbered(provider: Provider, index: int) -> str:

@@ -22,8 +22,10 @@ from onnx_backprop.opset.extensions import load_extensions
 from onnx_backprop.opset.functions.half import holds_half
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.lazy import ir
+from onnx_backprop.opset.graphs.walk import all_nodes
 from onnx_backprop.ort_ops import Named, SessionOptions
 from onnx_backprop.providers.choose import Target, chosen
+from onnx_backprop.providers.memory import is_lost, lost
 from onnx_backprop.providers.placement import RECORDED, placement
 
 logger = logging.getLogger("onnx_backprop")
@@ -64,7 +66,7 @@ def session(
     if target is None or kernels is None:
         if target is not None:
             session_options = session_options or options_for(target)
-            kwargs["providers"] = target.append_to(session_options)
+            kwargs |= {"providers": target.append_to(session_options), "lock": target.lock}
         return ort_ops.session(model, kernels=kernels, session_options=session_options, **kwargs)
     check_kernels(kernels)
     placed = Placed(load(model, mapped=True), target, session_options or options_for(target), **kwargs)
@@ -97,7 +99,7 @@ def _entry(options: SessionOptions, key: str) -> str | None:
 class Placed:
     """The sessions of a model on a device, made when they are asked for.
 
-    placement: where the nodes of the first one run; None before.
+    placement: where the nodes of the first one run; None before. loses_nan: whether what is fed must hold none.
     """
 
     def __init__(self, model: ModelProto, target: Target, options: SessionOptions, **more: Any) -> None:
@@ -107,6 +109,8 @@ class Placed:
         self._sessions: dict[tuple[Any, ...], onnxruntime.InferenceSession] = {}
         self._moved: dict[str, str] = {}  # nodes for the CPU that a run has found, with reasons
         self._said = False
+        # a model that asks for NaN itself says what is to become of it
+        self.loses_nan = not target.limits.nan and all(node.op_type != "IsNaN" for node in all_nodes(model.graph))
         if holds_half(model) and not target.has_half:
             self._limits = replace(target.limits, float16=False)
         for key, value in _ENTRIES.items():
@@ -124,12 +128,18 @@ class Placed:
         return result
 
     def run(self, lengths: Lengths, call: Callable[[onnxruntime.InferenceSession], Result]) -> Result:
-        """What a call with the session gives; a node that the provider takes and cannot run goes to the CPU."""
+        """What a call with the session gives; a node that the provider takes and cannot run goes to the CPU.
+
+        Errors: KernelError for a device that is lost, and those of the call.
+        """
         while True:
             session = self.session(lengths)
             try:
-                result = call(session)
+                with self.target.lock:  # a binding copies what it is given at once
+                    result = call(session)
             except Exception as e:
+                if is_lost(str(e)):
+                    raise lost(str(e)) from e
                 if not self._move(str(e)):
                     raise
                 self._sessions.clear()
@@ -155,7 +165,7 @@ class Placed:
         fixed = lengths if self._limits.fixed_lengths else None
         made = adapted(self._model, self._limits, lengths=fixed, host=self._moved)
         providers = self.target.append_to(self._options)
-        result = ort_ops.open_session(made.model, self._options, providers, **self._more)
+        result = ort_ops.open_session(made.model, self._options, providers, lock=self.target.lock, **self._more)
         if self.placement is None:
             self.placement = placement(result, self.target, made.model, made.host)
         return result

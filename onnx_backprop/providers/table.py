@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from onnx_backprop.converters.devices.limits import NO_LIMITS, Limits
 
@@ -17,7 +20,8 @@ class Provider:
     package: the module of its plugin library, and the function there that gives its path; "" where it is built in.
     memory: what onnxruntime calls its memory where it is built in; "" where tensors lie in the CPU's. A plugin says it.
     limits: what its graph must avoid. Which operators and types it has kernels for onnxruntime itself knows.
-    options: of its sessions, beside those that are given.
+    options: of its sessions, beside those that are given. lock: what is held while one of them runs, and while tensors
+    are copied to its memory and back.
     """
 
     name: str
@@ -28,16 +32,21 @@ class Provider:
     memory: str = ""
     limits: Limits = NO_LIMITS
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    lock: AbstractContextManager[Any] = field(default_factory=nullcontext)
     how: str = ""
     about: str = ""
 
 
 # What WebGPU's kernels lack: float64 and int64, so arithmetic on shapes runs on the host; MaxPool's Indices, and
-# BatchNormalization in training mode, which its kernels take and then fail; and these operators altogether.
+# BatchNormalization in training mode, which its kernels take and then fail; these operators altogether; and NaN: what
+# shaders make of it is left to the GPU.
 WEBGPU = Limits(
     fixed_lengths=True,
     float64=False,
-    lacks=frozenset({"BatchNormalization", "LogSoftmax", "MaxPool", "OneHot", "Sign", "SoftmaxCrossEntropyLoss"}),
+    nan=False,
+    lacks=frozenset(
+        {"BatchNormalization", "LogSoftmax", "MaxPool", "OneHot", "Sign", "SoftmaxCrossEntropyLoss", "Sum"}
+    ),
 )
 # Compilers of whole graphs, which want lengths; what they lack falls back node by node.
 COMPILED = Limits(fixed_lengths=True)
@@ -51,6 +60,7 @@ PROVIDERS: dict[str, Provider] = {
             "WebGpuExecutionProvider",
             "pip install onnxruntime-ep-webgpu",
             package="onnxruntime_ep_webgpu",
+            lock=threading.RLock(),  # its sessions write into one list of commands, whichever thread they run in
             limits=WEBGPU,
             about="GPUs of AMD, Apple, Intel, NVIDIA and Qualcomm on Windows, Linux and macOS",
         ),
@@ -77,7 +87,7 @@ PROVIDERS: dict[str, Provider] = {
             "pip install onnxruntime-ep-mlx",
             package="onnxruntime_ep_mlx",
             library="library_path",
-            limits=Limits(fixed_lengths=True, float64=False),
+            limits=Limits(fixed_lengths=True, float64=False, nan=False),
             about="GPU of Apple, on macOS",
         ),
         Provider(

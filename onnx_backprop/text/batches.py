@@ -11,7 +11,6 @@ from onnx_backprop.text.tokenizer import IGNORED, Tokens
 from onnx_backprop.training.data import packing
 from onnx_backprop.training.data.batches import Batches
 
-_STEP = 8  # rows are as long as a multiple of this, so that few lengths occur
 _NAMES = ("input_ids", "labels", "attention_mask", "position_ids")
 
 
@@ -19,7 +18,7 @@ class TextBatches(Batches):
     """Batches of examples: input_ids, labels, attention_mask and position_ids, each (B, T) int64.
 
     A label is the token itself, or `IGNORED` where it is not learned: in prompts, padding, and of the first token of an
-    example. Rows end in padding, whose mask is 0; T is the longest of a batch, in steps of 8.
+    example. Rows end in padding, whose mask is 0; T is the longest of a batch, in steps of `step`.
 
     learned: how many tokens an epoch learns.
     """
@@ -32,6 +31,7 @@ class TextBatches(Batches):
         length: int,
         pad: int = 0,
         pack: bool = False,
+        step: int = 8,
         names: Iterable[str] = _NAMES,
         seed: int = 0,
         shuffle: bool = True,
@@ -40,10 +40,12 @@ class TextBatches(Batches):
 
         pad: the token that fills rows up. pack: several examples in a row, one after the other, as many as fit; the
         positions of each begin at 0. A token then sees what is before it in its row, of other examples too, unless the
-        model tells these apart by their positions. names: the arrays that a batch has, as a graph takes them.
+        model tells these apart by their positions. step: rows are as long as a multiple of it, so that few lengths
+        occur. names: the arrays that a batch has, as a graph takes them.
         """
         parts = sorted(windows(examples, length), key=lambda part: -len(part.ids) if pack else 0)
-        width = length if pack else -(-max(len(part.ids) for part in parts) // _STEP) * _STEP
+        self._step = step
+        width = length if pack else -(-max(len(part.ids) for part in parts) // 8) * 8
         rows = [
             packing.pack(
                 [one.ids.tolist() for one in some], width, labels=[one.labels.tolist() for one in some], pad=pad
@@ -57,8 +59,11 @@ class TextBatches(Batches):
         super().__init__(chosen, min(size, len(self._lengths)), seed=seed, shuffle=shuffle)
 
     def _take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        longest = -(-int(self._lengths[rows].max(initial=1)) // _STEP) * _STEP
+        longest = self._longest(rows)
         return {name: np.asarray(array[rows])[:, :longest] for name, array in self.arrays.items()}
+
+    def _longest(self, rows: np.ndarray) -> int:
+        return -(-int(self._lengths[rows].max(initial=1)) // self._step) * self._step
 
 
 def windows(examples: Sequence[Tokens], length: int) -> list[Tokens]:

@@ -113,7 +113,7 @@ class PairBatches(TextBatches):
 
     def _take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         batch = {name: np.asarray(self.arrays[name][rows]) for name in self.arrays}
-        longest = -(-int(self._lengths[rows].max(initial=1)) // 8) * 8
+        longest = self._longest(rows)
         return {
             name: value if name == "reference" else value[..., :longest].reshape(2 * len(rows), -1)
             for name, value in batch.items()

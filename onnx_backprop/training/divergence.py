@@ -27,10 +27,13 @@ class BadBatchError(FloatingPointError):
         return BadBatchError(what, f"{fault}, row {row} of {where}", self.row, advice)
 
 
-def bad_batch(what: str, batch: Mapping[str, Any], labels: Mapping[str, Mapping[str, Any]]) -> BadBatchError | None:
+def bad_batch(
+    what: str, batch: Mapping[str, Any], labels: Mapping[str, Mapping[str, Any]], *, nan_alone: bool = False
+) -> BadBatchError | None:
     """The error about a loss that is no finite number, where a batch explains it: NaN, no label that counts, infinity.
 
     what: what has happened. batch: arrays, or OrtValues, by names. labels: see `Inputs`.
+    nan_alone: whether nothing but NaN is at fault.
     """
     arrays = {n: np.asarray(value if isinstance(value, np.ndarray) else value.numpy()) for n, value in batch.items()}
     floats = {n: array for n, array in arrays.items() if array.dtype.kind == "f" or array.dtype.name == "bfloat16"}
@@ -39,6 +42,8 @@ def bad_batch(what: str, batch: Mapping[str, Any], labels: Mapping[str, Mapping[
             said, row = _first(name, array, bad)
             advice = "The data are at fault, not the training: put a number there, or leave the row out"
             return BadBatchError(what, said, row, advice)
+    if nan_alone:
+        return None
     for name, about in labels.items():
         ignored = about.get("ignored")
         if ignored is not None and name in arrays and (arrays[name] == ignored).all():

@@ -57,6 +57,10 @@ class Evaluator:
             self._sessions[loss_alone] = self._open(without_tensors(model, self._graph.forward_state))
         session = session or self._sessions[loss_alone]
         batch = self._inputs.ort_values(feeds)
+        if isinstance(session, Placed) and session.loses_nan:
+            fault = self._inputs.fault(f"{session.target.name} may lose what is no number", feeds, nan_alone=True)
+            if fault:
+                raise fault
         with refusals(batch):
             if isinstance(session, Placed):
                 return session.run(lengths_of(batch), partial(self._run, batch, weights))

@@ -44,6 +44,10 @@ class Inputs:
         self._defaults = {name: numpy_helper.to_array(tensors[name]) for name in graph.optional}
         self.names = (*graph.inputs, *self._defaults)
         self._types = {name: declared[name].elem_type for name in self.names}
+        if strings := [name for name, kind in self._types.items() if kind == TensorProto.STRING]:
+            raise InvalidArgumentError(
+                f"{strings[0]!r} holds strings, which no step is fed. Cut the model behind what makes them numbers"
+            )
         self._shapes = {
             name: _dims(declared[name].shape) if declared[name].HasField("shape") else None for name in self.names
         }
@@ -127,9 +131,9 @@ class Inputs:
                 self._check_classes(name, labels)
         return fed
 
-    def fault(self, what: str, given: Mapping[str, Any]) -> BadBatchError | None:
-        """The error about a loss that is no finite number, where a batch that has run explains it."""
-        return bad_batch(what, self.checked(given), self.labels)
+    def fault(self, what: str, given: Mapping[str, Any], *, nan_alone: bool = False) -> BadBatchError | None:
+        """The error about a loss that is no finite number, where a batch explains it; see `bad_batch`."""
+        return bad_batch(what, self.checked(given), self.labels, nan_alone=nan_alone)
 
     def check_names(self, given: Mapping[str, Any]) -> None:
         """InvalidArgumentError for names that are missing or unknown."""

@@ -40,6 +40,7 @@ from onnx_backprop.providers.choose import chosen
 from onnx_backprop.providers.memory import Copies, Memory
 from onnx_backprop.providers.placed import Placed, check_kernels, options_for
 from onnx_backprop.providers.placement import Placement
+from onnx_backprop.providers.watch import watch
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.callbacks.base import CallbackStates, without_callbacks
 from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
@@ -153,6 +154,7 @@ class Trainer:
         state = self.graph.initial_state(copy=not alone)
         if isinstance(graph, str | Path):
             self.graph = self.graph.without_values()  # which nobody else holds
+        self.inputs = Inputs(self.graph)
         self._rate = declared_rate(self.graph)
         self.learning_rate = learning_rate
         self.epoch = 0
@@ -170,6 +172,8 @@ class Trainer:
             self.kernels = kernels_on(options, kernels)
         self.session_options = options
         model = without_tensors(self.graph.model, self.graph.updates)
+        if target is not None and not target.limits.nan:
+            watch(self.graph, model)
         self._ranks: Ranks | None = None
         if not alone:
             model = whole(model)
@@ -206,7 +210,6 @@ class Trainer:
             memory=self._memory,
             unread=int(read_every),
         )
-        self.inputs = Inputs(self.graph)
         open_ = partial(open_model, frozen=self._frozen, memory=self._memory, target=target, options=options)
         self._evaluator = Evaluator(self.graph, self.inputs, open_, self._frozen)  # nothing that refers to this trainer
         counters = {name: self.graph.slot(COUNTER, name) for name in (GOOD_STEPS, SKIPPED_STEPS)}

@@ -5,9 +5,11 @@ from onnx import ModelProto, TensorProto
 from onnx_backprop.converters.devices.adapt import adapted
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.opset.graphs.types import type_dims
 from onnx_backprop.opset.graphs.walk import all_nodes, called, subgraphs
 from onnx_backprop.providers.table import WEBGPU
+from onnx_backprop.providers.watch import watch
 from onnx_backprop.web.bundle import bundle
 
 _ADVICE = "Use the site without --webgpu"
@@ -27,7 +29,9 @@ def webgpu_step(graph: TrainingGraph) -> ModelProto:
     for value in graph.model.graph.input:
         if value.type.tensor_type.elem_type == TensorProto.DOUBLE and type_dims(value.type):
             raise UnsupportedError(f"WebGPU: {value.name!r} is float64. Convert the model to float32")
-    result = adapted(graph.model, WEBGPU)
+    model = copied(graph.model)
+    watch(graph, model)
+    result = adapted(model, WEBGPU)
     nodes = list(all_nodes(result.model.graph))
     for node in sorted(nodes, key=lambda node: node.name not in result.host):
         if node.name in result.host:

@@ -21,6 +21,6 @@ def environment(folder: Path) -> dict[str, str]:
         apt("update")
         for package in apt.download(*PACKAGES):
             subprocess.run(["dpkg-deb", "--extract", str(package), str(root)], check=True)
-    libraries = next(root.glob("usr/lib/*/libvulkan.so.1")).parent
+    libraries = next(root.glob("usr/lib/*-linux-*/libvulkan.so.1")).parent
     path = os.pathsep.join(filter(None, (str(libraries), os.environ.get("LD_LIBRARY_PATH", ""))))
     return {"VK_ICD_FILENAMES": str(root / ICD), "LD_LIBRARY_PATH": path, "ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1"}

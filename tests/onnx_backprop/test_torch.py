@@ -436,3 +436,25 @@ def test_parameters_and_buffers_are_those_of_the_module(exporter: str, tmp_path:
     session = onnxruntime.InferenceSession(tmp_path / "again.onnx")
     close(torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]), other(x), 1e-5)
     close(copy.deepcopy(network)(x), network(x))
+
+
+def test_on_a_device(device: str) -> None:
+    """Outputs, gradients and running statistics are those of the CPU, for batches of several lengths."""
+    ours, there = ob.torch.module(classifier()), ob.torch.module(classifier(), device=device)
+    for rows in (6, 6, 3):
+        x = torch.randn(rows, 4, requires_grad=True)
+        torch.manual_seed(0)
+        (y := ours(x)).square().sum().backward()
+        dx, x.grad = x.grad, None
+        torch.manual_seed(0)
+        (z := there(x)).square().sum().backward()
+        close(z, y)
+        close(x.grad, dx)
+        for a, b in zip(there.parameters(), ours.parameters(), strict=True):
+            close(a.grad, b.grad)
+            a.grad = b.grad = None
+        for a, b in zip(there.buffers(), ours.buffers(), strict=True):
+            close(a.float(), b.float())
+    close(there.eval()(x), ours.eval()(x))
+    with pytest.raises(InvalidArgumentError, match="kernels: expected kernels 'onnx' with a device, got 'numpy'"):
+        ob.torch.module(classifier(), device=device, kernels="numpy")

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from onnx_backprop.command.commands.train import explained, fit_of, lines_of, outcome_of, program_of, write_report_of
+from onnx_backprop.command.commands.train import (
+    check_device,
+    explained,
+    fit_of,
+    lines_of,
+    outcome_of,
+    program_of,
+    write_report_of,
+)
 from onnx_backprop.command.options import ROWS, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.training import SCHEDULES, optimizer_of, schedule_of
@@ -40,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace, target: Path) -> None:
     """Before any long work: nothing is replaced unasked, and every number is one that can be."""
+    check_device(arguments)
     if not 0 <= arguments.split < 1:
         raise InvalidArgumentError(f"--split: expected a share from 0 to below 1, got {arguments.split}")
     if arguments.split and arguments.evaluation:
@@ -94,6 +103,8 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
         gradient_norms=arguments.report is not None,
     )
     options = {"length": length, "pad": tokenizer.pad, "names": _inputs(graph), "seed": arguments.seed}
+    if arguments.device:  # where each set of lengths may be a session of its own
+        options["step"] = max(8, -(-length // 4))
     kind, more = (PairBatches, {}) if arguments.preferences else (text.TextBatches, {"pack": arguments.pack})
     batches = kind(examples, arguments.batch_size, **more, **options)
     measured = kind(held_out, arguments.batch_size, shuffle=False, **options) if held_out else None
@@ -101,7 +112,13 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     plan = _plan(arguments, adapted, batches, measured)
     say(arguments, "\n".join((graph.summary(most=ROWS), *lines_of(plan))))
     note("opening it in onnxruntime")
-    trainer = Trainer(graph, learning_rate=arguments.learning_rate, seed=arguments.seed)
+    trainer = Trainer(
+        graph,
+        learning_rate=arguments.learning_rate,
+        seed=arguments.seed,
+        device=arguments.device,
+        read_every=arguments.read_every,
+    )
     checkpoint = target / CHECKPOINT
     for pairs in (batches, measured):
         if isinstance(pairs, PairBatches):
@@ -117,6 +134,8 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
             arguments, trainer, batches, schedule=schedule, evaluation=measured, checkpoint=checkpoint
         )
     outcome = outcome_of(records, time.perf_counter() - start, trainer.steps, "")
+    if trainer.placement is not None:
+        say(arguments, f"device: {trainer.placement}")
     told = [record.perplexity for record in records if record.perplexity is not None]
     if isinstance(before, TokenLoss) and told:
         outcome["perplexity"] = f"{before.perplexity:.4g} -> {told[-1]:.4g} on the texts held out"
@@ -286,6 +305,7 @@ COMMAND = Command(
             *shared("--seed", metavar="N", help="of the adapter, the split and the order of rows (%(default)s)"),
             *shared("--memory"),
         ],
+        "device": shared("--device", "--read-every"),
         "going on": [
             flag("--resume", help="go on from the checkpoint in OUT, if there is one"),
             argument("--every", default=0, metavar="STEPS", help="between checkpoints (default: an epoch)"),

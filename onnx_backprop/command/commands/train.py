@@ -221,11 +221,20 @@ def _lengths(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str
 
 def _check(arguments: argparse.Namespace) -> None:
     """Before any long work."""
+    check_device(arguments)
     if arguments.log and Path(arguments.log).suffix not in (".csv", ".jsonl"):
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
     if arguments.floats and not arguments.dequantize:
         raise InvalidArgumentError("--floats: goes with --dequantize")
     check_watched(arguments)
+
+
+def check_device(arguments: argparse.Namespace) -> None:
+    """KernelError, with what brings it, for a device that is not there."""
+    if arguments.device:
+        from onnx_backprop.providers.choose import chosen  # not before: the other commands need no runtime
+
+        chosen(arguments.device, None)
 
 
 def loaders_of(
@@ -349,16 +358,7 @@ COMMAND = Command(
             argument("--ema", type=float, metavar="DECAY", help="measure and write running means of the weights"),
             *shared("--seed", metavar="N", help="of the order of the rows and of Dropout (%(default)s)"),
         ],
-        "device": [
-            *shared("--device"),
-            argument(
-                "--read-every",
-                default=1,
-                least=1,
-                metavar="STEPS",
-                help="after which losses are read, since that waits for the device (%(default)s)",
-            ),
-        ],
+        "device": shared("--device", "--read-every"),
         "classes": OF_LOSSES,
         "what is watched": WATCHED,
         "memory and precision": shared("--memory", "--precision", "--checkpoint"),

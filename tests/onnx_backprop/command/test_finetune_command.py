@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 from safetensors import numpy as safetensors
 
+from onnx_backprop import text
 from onnx_backprop.__main__ import main
 from onnx_backprop.training.reports.history import read_log
 
@@ -172,6 +173,33 @@ def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], optio
     error = " ".join(capsys.readouterr().err.split())
     assert said in error
     assert not (folder / "out").exists() or not any((folder / "out").iterdir()), "so that it can be tried again"
+
+
+@pytest.mark.usefixtures("limited")
+def test_on_a_device(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The losses of the CPU; rows of few different lengths, each of which is a session there."""
+    (folder / "data.jsonl").write_text("\n".join(json.dumps({"text": "and " * (3 * n + 1)}) for n in range(20)))
+    options = ("--length", "64", "--log")
+    assert finetune(*options, "ours.csv") == 0
+    assert finetune(*options, "there.csv", "--force", "--device", "webgpu", "--read-every", "3") == 0
+    assert re.search(r"device: \d+ of \d+ nodes on CPU", capsys.readouterr().out)
+    ours, there = ([record.loss for record in read_log(folder / name)] for name in ("ours.csv", "there.csv"))
+    np.testing.assert_allclose(there, ours, rtol=1e-4)
+    given = text.TextBatches(
+        text.read_examples(["data.jsonl"], text.ModelFolder(MODEL).tokenizer()), 5, length=64, step=16
+    )
+    assert {batch["input_ids"].shape[1] for batch in given} <= {16, 32, 48, 64}
+
+
+def test_a_device_that_is_not_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(onnxruntime, "get_ep_devices", list)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert finetune("--device", "cuda") == 2
+    assert "--device: 'cuda' is not there: " in (said := " ".join(capsys.readouterr().err.split()))
+    assert "`pip install onnxruntime-gpu`" in said
+    assert not (folder / "out").exists(), "before any long work"
 
 
 def test_a_tokenizer_of_another_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

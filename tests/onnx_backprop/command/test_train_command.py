@@ -392,3 +392,16 @@ def test_running_means_are_what_is_measured_and_written(folder: Path, capsys: py
     assert read_log(folder / "l.csv")[-1].evaluation == pytest.approx(loss(folder / "out.onnx"), rel=1e-6)
     # of 18 updates, none of which counts more than the others, and not of the start
     assert abs(loss(folder / "out.onnx") - loss(folder / "model.onnx")) > 1e-2
+
+
+@pytest.mark.usefixtures("limited")
+def test_trains_on_a_device(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The losses of the CPU; and one that is not there is said before any long work."""
+    assert train(folder, "--log", str(folder / "ours.csv")) == 0
+    more = ("--device", "webgpu", "--read-every", "4", "--log", str(folder / "there.csv"), "--force")
+    assert train(folder, *more) == 0
+    assert re.search(r"device: \d+ of \d+ nodes on CPU", capsys.readouterr().out)
+    ours, there = ([record.loss for record in read_log(folder / name)] for name in ("ours.csv", "there.csv"))
+    np.testing.assert_allclose(there, ours, rtol=1e-4)
+    assert train(folder, "--force", "--device", "gpu") == 2
+    assert "--device: expected one of cpu, webgpu, " in " ".join(capsys.readouterr().err.split())

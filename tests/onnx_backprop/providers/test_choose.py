@@ -88,6 +88,7 @@ def test_several_devices_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 
     found = [plugin("A"), plugin("B")]
     monkeypatch.setattr(onnxruntime, "get_ep_devices", lambda: found)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     assert [str(device) for device in ob.devices()][1:] == [
         "webgpu (WebGpuExecutionProvider, A GPU, version 0.4)",
         "webgpu:1 (WebGpuExecutionProvider, B GPU, version 0.4)",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,12 @@ import pytest
 from onnx import numpy_helper, parser
 
 import onnx_backprop as ob
-from onnx_backprop import functions
 from onnx_backprop.providers import choose, placed
 from onnx_backprop.providers.placement import Elsewhere, Placement
-from onnx_backprop.providers.table import PROVIDERS
 from onnx_backprop.training import trainer as trainers
 from tests.devices.beside import beside
 from tests.devices.networks import tiny
+from tests.onnx_backprop.distributed.threads import on_ranks
 from tests.support.training_models import data, training
 
 ROWS = data()
@@ -32,20 +29,10 @@ def batches(*sizes: int) -> list[dict[str, np.ndarray]]:
     ]
 
 
-@pytest.fixture
-def limited(monkeypatch: pytest.MonkeyPatch) -> choose.Target:
-    """The CPU as a provider with the limits of WebGPU."""
-    target = choose.Target(replace(PROVIDERS["webgpu"], ep="CPUExecutionProvider", package=""))
-    for module in (trainers, placed, functions):
-        monkeypatch.setattr(module, "chosen", lambda device, _: target if device == "webgpu" else None)
-    return target
-
-
-@pytest.mark.usefixtures("limited")
-def test_a_training_on_limited_kernels_is_that_of_the_cpu(tmp_path: Path) -> None:
+def test_a_training_on_a_device_is_that_of_the_cpu(device: str, tmp_path: Path) -> None:
     """Batches of other lengths are other sessions; checkpoints and exports go on here and there."""
     graph = training()
-    ours, there = ob.Trainer(graph), ob.Trainer(graph, device="webgpu")
+    ours, there = ob.Trainer(graph), ob.Trainer(graph, device=device)
     given = batches(10, 10, 7, 10, 7)
     assert there.placement is None
     for batch in given:
@@ -66,7 +53,10 @@ def test_a_training_on_limited_kernels_is_that_of_the_cpu(tmp_path: Path) -> Non
     for model in models:
         del model.graph.initializer[:]
     assert models[0] == models[1]
-    swapped = ob.Trainer(graph).load(tmp_path / "there"), ob.Trainer(graph, device="webgpu").load(tmp_path / "ours")
+    swapped = ob.Trainer(graph).load(tmp_path / "there"), ob.Trainer(graph, device=device).load(tmp_path / "ours")
+    for trainer, name in zip(swapped, ("there", "ours"), strict=True):
+        trainer.save(tmp_path / "again")
+        assert (tmp_path / "again").read_bytes() == (tmp_path / name).read_bytes(), "bit for bit what was loaded"
     losses = [trainer.step(given[0]) for trainer in (ours, there, *swapped)]
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
     assert losses[0] == ob.Trainer(graph).load(tmp_path / "ours").step(given[0])
@@ -157,33 +147,27 @@ def test_the_sentence() -> None:
 def test_routes_of_python_and_ranks_do_not_go_with_a_device() -> None:
     with pytest.raises(ob.InvalidArgumentError, match="kernels: expected kernels 'onnx' with a device, got 'numpy'"):
         ob.Trainer(training(), device="webgpu", kernels="numpy")
+    for more in ({"device": "webgpu"}, {"providers": ["WebGpuExecutionProvider"]}, {"read_every": 2}):
+        with pytest.raises(ob.InvalidArgumentError, match="device, providers, read_every: go with one rank, not sever"):
+            on_ranks(2, lambda c, more=more: ob.Trainer(training(), kernels="onnx", communicator=c, **more))
 
 
-@pytest.mark.usefixtures("limited")
-def test_other_doors(rng: np.random.Generator) -> None:
+def test_other_doors(device: str, rng: np.random.Generator) -> None:
     """A session, a function and a check on a device give what they give on the CPU, whatever is fed."""
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["": 18]> g (float[4] x) => (float e) '
         "{ a = MatMul (w, x) b = Tanh (a) c = Mul (b, b) e = ReduceSum <keepdims = 0> (c) }"
     )
     model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((4, 4)).astype(np.float32), "w"))
-    ours, there = (ob.value_and_grad(model, ["x"], hvp=True, device=device) for device in (None, "webgpu"))
-    sessions = ob.session(model), ob.session(model, device="webgpu")
+    ours, there = (ob.value_and_grad(model, ["x"], hvp=True, device=each) for each in (None, device))
+    sessions = ob.session(model), ob.session(model, device=device)
     for _ in range(3):
         x, p = rng.standard_normal((2, 4))
         np.testing.assert_allclose(there(x)[1], ours(x)[1], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(there.hvp(x, p), ours.hvp(x, p), rtol=1e-4, atol=1e-5)
         a, b = (np.asarray(session.run(None, {"x": x.astype(np.float32)})[0]) for session in sessions)
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
-@pytest.fixture(scope="module")
-def webgpu() -> str:
-    if find_spec("onnxruntime_ep_webgpu") is None:
-        pytest.skip("the plugin is not installed: pip install onnxruntime-ep-webgpu, or make devices")
-    if not any(device.name == "webgpu" for device in ob.devices()):
-        pytest.skip("there is no adapter: make devices brings one in software")
-    return "webgpu"
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert ob.check_gradients(model, device=device, progress=iter).ok
 
 
 def test_on_webgpu(webgpu: str, caplog: pytest.LogCaptureFixture) -> None:
