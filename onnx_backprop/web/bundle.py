@@ -52,13 +52,13 @@ def bundle(
             assert whole[entry["at"] : entry["at"] + len(raw)] == raw, name
     return {
         "training.json": json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(),
-        "training.onnx": _serialized(_light(graph.model if step is None else step, graph)),
-        "evaluation.onnx": _serialized(_light(graph.eval_model(), graph)),
+        "training.onnx": _serialized(light(graph.model if step is None else step, graph)),
+        "evaluation.onnx": _serialized(light(graph.eval_model(), graph)),
         "forward.onnx": whole,
     }
 
 
-def _light(model: ModelProto, graph: TrainingGraph) -> ModelProto:
+def light(model: ModelProto, graph: TrainingGraph) -> ModelProto:
     """A model without the tensors that are fed and what only Python reads; the optimizer's numbers are constants."""
     result = without_tensors(model, graph.updates)
     constant = {tensor.name for tensor in result.graph.initializer}
