@@ -4,8 +4,9 @@
 
 In stock onnxruntime, of this version and of 1.20, and in a program in C++, without this package: losses as the
 Trainer's; seconds of processor time of a step beside its. The C++ program runs for Windows and aarch64 too, under wine64
-and qemu-aarch64-static, where these and Debian's compilers for them are installed; what is not there is said. Exit code 1
-where a loss or a size is not what it should be.
+and qemu-aarch64-static, where these and Debian's compilers for them are installed; programs in C# and Java train a small
+network where Mono, a JDK and npm are; what is not there is said. Exit code 1 where a loss or a size is not what it should
+be.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import onnxruntime
 
 import onnx_backprop as ob
 from onnx_backprop.ort_ops.plugin import targets
+from tests.plugin import languages
 from tests.plugin.networks import NETWORKS
-from tests.plugin.test_library import compiled, sessions
+from tests.plugin.test_library import SIZES, batches, compiled, library_in, sessions, small
 from tests.processors.emulated import CPU, CPUINFO
 from tests.runtimes.__main__ import environment
 
@@ -53,14 +55,15 @@ def main() -> int:
     folder: Path = given.folder.resolve()
     version = ".".join(onnxruntime.__version__.split(".")[:2])
     stock = {name: environment(folder / f"onnxruntime-{name}", name) for name in (version, OLD)}
-    programs = {targets.here(): [str(_program(folder, stock[version]))], **_emulated(folder, version)}
+    programs = {targets.here(): [str(languages.built(SOURCE, folder))], **_emulated(folder, version)}
     wrong: list[str] = []
     for name in given.only:
         wrong += _network(name, folder / name, stock, programs, given.emulated)
         least, median = _turns(folder / name, stock[version], given.rounds)
         print(f"{name}: a step takes {least:.2f} of the Trainer's at the least, {median:.2f} in the median", flush=True)
     wrong += _processors(folder, given.only[0])
-    grown = sessions(compiled(folder / "small"), given.sessions)
+    wrong += _languages(folder, compiled(folder / "small"))
+    grown = sessions(folder / "small", given.sessions)
     print(f"{given.sessions:,} sessions opened and closed: {grown / 1000:,.0f} KB more memory in the second half")
     wrong += [f"sessions: {grown:,} bytes of growth"] if grown > 16 << 20 else []
     print(*(f"WRONG: {each}" for each in wrong), sep="\n", file=sys.stderr)
@@ -180,16 +183,25 @@ def _turns(folder: Path, python: Path, rounds: int) -> tuple[float, float]:
     return least[0] / least[1], median[0] / median[1]
 
 
-def _program(folder: Path, python: Path) -> Path:
-    """The program in C++ for this system, with the onnxruntime of an environment."""
-    (library,) = python.parents[1].glob("lib/python3*/site-packages/onnxruntime/capi/libonnxruntime.*.*")
-    own, program = folder / "lib", folder / "train"
-    own.mkdir(exist_ok=True)
-    (own / "libonnxruntime.so.1").unlink(missing_ok=True)
-    (own / "libonnxruntime.so.1").symlink_to(library)
-    command = ["c++", "-std=c++17", "-O2", "-Wall", "-Werror", "-o", str(program), str(SOURCE), str(library)]
-    subprocess.run([*command, f"-Wl,-rpath,{own}"], check=True)
-    return program
+def _languages(folder: Path, compiled_folder: Path) -> list[str]:
+    """Programs in C# and Java train a small network, with its library and without; what is wrong."""
+    wrong: list[str] = []
+    for name, build in {"C#": languages.csharp, "Java": languages.java}.items():
+        try:
+            program = build(folder / build.__name__, languages.packages(folder / "unity"))
+        except languages.MissingError as e:
+            print(f"{name} was not run: {e}", flush=True)
+            continue
+        for library in (library_in(compiled_folder), "-"):
+            what = f"{name}, {'standard operators' if library == '-' else 'the library'}"
+            (compiled_folder / "checkpoint.safetensors").unlink(missing_ok=True)
+            try:
+                languages.check(program, compiled_folder, library, small(), batches(SIZES[0]))
+            except AssertionError as e:
+                wrong.append(f"{what}: {e}")
+            else:
+                print(f"{what}: losses, state and model of six steps are the Trainer's", flush=True)
+    return wrong
 
 
 def _emulated(folder: Path, version: str) -> dict[str, list[str]]:

@@ -282,6 +282,24 @@ def test_wrong_arguments_are_refused(tmp_path: Path, given: dict[str, Any], matc
     assert not (tmp_path / "new").exists()
 
 
+def test_state_in_float16_is_refused(tmp_path: Path) -> None:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 18]>
+        g (float16[N,2] x) => (float16[N,2] y) <float16[2] w = {1,2}> { y = Mul (x, w) }""")
+    graph = ob.training_graph(model, loss="mse", optimizer="sgd", trainable=["w"])
+    with pytest.raises(ob.InvalidArgumentError, match="'w' has type float16, .* Convert the model to float32"):
+        ob.compile_plugin(graph, tmp_path / "new", lengths={"N": 2})
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_computes_in_float16_has_the_losses_of_the_trainer(tmp_path: Path, training: Any) -> None:
+    graph = ob.training_graph(_model(), loss="mse", optimizer="adamw", precision="fp16")
+    ob.compile_plugin(graph, tmp_path, lengths=_lengths(SIZES[0]))
+    trainer, data = ob.Trainer(graph, learning_rate=0.01), batches(SIZES[0])
+    expected = [trainer.step({k: v[n] for k, v in data.items()}) for n in range(6)]
+    assert _trained(training, tmp_path, SIZES[0])[0] == expected
+
+
 def test_gradients_alone_are_no_training(tmp_path: Path) -> None:
     with pytest.raises(ob.InvalidArgumentError, match="no optimizer"):
         ob.compile_plugin(ob.training_graph(_model(), loss="mse"), tmp_path)
