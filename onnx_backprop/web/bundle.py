@@ -112,8 +112,8 @@ def _declared(value: ValueInfoProto) -> dict[str, Any]:
     dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)))
     if dtype not in _TYPES or tensor.elem_type == TensorProto.STRING:
         raise InvalidArgumentError(
-            f"{value.name!r} has type {dtype}, which JavaScript has no arrays of, nor training.json a name. Convert the "
-            "model to float32; training_graph(…, precision='fp16') computes in float16 and keeps state in float32"
+            f"{value.name!r} has type {dtype}, which JavaScript has no arrays of, nor training.json a name. Convert "
+            "the model to float32; training_graph(…, precision='fp16') computes in float16 and keeps state in float32"
         )
     dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim]
     return {"dtype": dtype, "dims": dims if tensor.HasField("shape") else None}
