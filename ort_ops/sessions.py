@@ -27,6 +27,7 @@ from onnx_backprop.opset.core.mapped import mapped_tensors, serialized, whole
 from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred, surface
 from onnx_backprop.opset.functions.half import holds_half, without
+from onnx_backprop.opset.functions.native import OWN_LIBRARY
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
 from onnx_backprop.ort_ops.native_graph import lower_sound
@@ -82,7 +83,7 @@ def _has_kernels(session_options: SessionOptions) -> bool:
         if _missing():
             return False
         from onnx_backprop.ort_ops import numpy_route
-        from onnx_backprop.ort_ops.runtime.extensions import get_library_path
+        from onnx_backprop.ort_ops.runtime.extensions import get_library_path, native_library
 
         numpy_route.register()
         with Deferred():
@@ -92,6 +93,8 @@ def _has_kernels(session_options: SessionOptions) -> bool:
                         return False
                 else:
                     session_options.register_custom_ops_library(get_library_path())
+                if OWN_LIBRARY and native_kernels_work():
+                    session_options.register_custom_ops_library(native_library())
                 _registered.add(session_options)
     return True
 
