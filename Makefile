@@ -144,18 +144,22 @@ build: $(INSTALLED) ## wheel and source distribution into dist/, their metadata 
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 
-# What a first run would compile lies in these: $(1) the platform, $(2) LLVM's triple, $(3) its processors.
+# What a first run would compile lies in these: $(1) the platform, $(2) LLVM's triple, $(3) its processors, $(4) what makes a
+# library to hand operators to, where onnxruntime-extensions has none.
 define wheel
 	rm -rf ort_ops/objects build/lib
 	for level in $(3); do ONNX_BACKPROP_TRIPLE=$(2) NUMBA_CPU_NAME=$$level NUMBA_CPU_FEATURES= \
 		$(BIN)/python -m onnx_backprop.ort_ops.workers ort_ops/objects/$$level || exit 1; done
+	$(4)
 	$(BIN)/python -m build --wheel --config-setting=--build-option=--plat-name=$(1)
 	rm -rf ort_ops/objects build/lib
 endef
 
-wheels: $(INSTALLED) ## wheels for Linux that carry machine code, for x86-64-v3, x86-64-v4 and armv8-a, into dist/
+wheels: $(INSTALLED) ## wheels for Linux and Windows that carry machine code, for x86-64-v3, x86-64-v4 and armv8-a, into dist/
 	$(call wheel,manylinux_2_17_x86_64,x86_64-unknown-linux-gnu,x86-64-v3 x86-64-v4)
 	$(call wheel,manylinux_2_17_aarch64,aarch64-unknown-linux-gnu,generic)
+	$(call wheel,win_amd64,x86_64-pc-windows-msvc,x86-64-v3 x86-64-v4,\
+		x86_64-w64-mingw32-gcc -O2 -shared -s -o ort_ops/objects/operators.dll ort_ops/runtime/operators.c)
 
 clean: ## remove the environment, caches and everything generated
 	rm -rf $(VENV) $(FIELD) $(DOCS) site $(NPM) .venv-openmpi .runtimes .plugin .venv-devices ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from onnx_backprop.opset.core.files import replacing
 from onnx_backprop.opset.graphs.edit import assign, without_tensors
 from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.ort_ops import default_options, kernels_on, lower, session
-from onnx_backprop.web.bundle import bundle, raw_data
+from onnx_backprop.web.bundle import bundle, light, raw_data
 
 Lengths = Mapping[str, int]
 # of the metadata of training.onnx
@@ -34,9 +35,9 @@ def compile_plugin(
     """Write a training that onnxruntime from 1.18 on runs at the speed of `Trainer`, in any language; its libraries.
 
     Into the folder go TARGET/onnx_backprop.so (.dll, .dylib), a library of custom operators; training.onnx, whose nodes
-    it runs; initial.onnx, a graph without inputs whose outputs are the state to start with, its weights being those in
-    forward.onnx, the model in inference mode; evaluation.onnx, loss and outputs for a state; and training.json, which
-    describes them (docs/plugin.md).
+    it runs; standard.onnx, the same step in standard operators, for any lengths; initial.onnx, a graph without inputs
+    whose outputs are the state to start with, its weights being those in forward.onnx, the model in inference mode;
+    evaluation.onnx, loss and outputs for a state; and training.json, which describes them (docs/plugin.md).
 
     graph: a training graph with an optimizer, or what `TrainingGraph.save` has written. lengths: of all symbols in the
     shapes of its inputs, {"batch": 8}; several such for a library that serves each of them. A run on others fails with
@@ -71,9 +72,6 @@ def compile_plugin(
             trial.run([graph.loss], {**one, **graph.initial_state(), **guard})
 
     domain, specs = requests(step, run)
-    outputs = {value.name: value for value in step.graph.output}
-    first = [graph.loss, *graph.updates.values()]
-    assign(step.graph.output, [outputs[name] for name in [*first, *(name for name in outputs if name not in first)]])
     served = (
         "; ".join(",".join(f"{name}={length}" for name, length in one.items()) for one in all_lengths) or "of the graph"
     )
@@ -84,7 +82,12 @@ def compile_plugin(
     ]
     about |= {RATE: str(graph.learning_rate), FEEDS: "\n".join(fed)}
     files = bundle(graph, step=step)
-    files["training.onnx"] = _with_metadata(load_from_string(files["training.onnx"]), about).SerializeToString()
+    plain = about | {IN_PLACE: "", GUARD: "", LENGTHS: "any"}
+    files["training.onnx"] = _step(graph, step, about)
+    files["standard.onnx"] = _step(graph, graph.model, plain)
+    described = json.loads(files["training.json"]) | {GUARD: native.guard, IN_PLACE: sorted(native.in_place)}
+    described[FEEDS] = {name: list(feeds[0][name].shape) for name in graph.inputs}
+    files["training.json"] = json.dumps(described, ensure_ascii=False).encode()
     files["evaluation.onnx"] = inlined(load_from_string(files["evaluation.onnx"])).SerializeToString()
     files["initial.onnx"] = _initial(graph, dict(raw_data(files["forward.onnx"]))).SerializeToString()
     asked = {"domain": domain, "specs": specs, "lengths": served}
@@ -150,10 +153,15 @@ def _dims(value: ValueInfoProto) -> Iterator[str | int]:
         yield d.dim_value if d.HasField("dim_value") else d.dim_param or f"{value.name}.{n}"
 
 
-def _with_metadata(model: ModelProto, about: Mapping[str, str]) -> ModelProto:
+def _step(graph: TrainingGraph, model: ModelProto, about: Mapping[str, str]) -> bytes:
+    """A step without functions, its outputs being the loss, the new state, the rest; with metadata."""
+    step = inlined(light(model, graph))
+    outputs = {value.name: value for value in step.graph.output}
+    first = [graph.loss, *graph.updates.values()]
+    assign(step.graph.output, [outputs[name] for name in dict.fromkeys([*first, *outputs])])
     for name, text in about.items():
-        model.metadata_props.add(key=name, value=text)
-    return model
+        step.metadata_props.add(key=name, value=text)
+    return step.SerializeToString()
 
 
 def _initial(graph: TrainingGraph, places: Mapping[str, int]) -> ModelProto:

@@ -7,6 +7,7 @@ the libraries, the exported symbol, and one small session whose answer is known.
 import platform
 import sys
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
@@ -15,7 +16,7 @@ from onnx import parser
 from onnx_backprop.opset.core.signals import surface
 from onnx_backprop.opset.functions.native import NATIVE_DOMAIN, NATIVE_PREFIX
 from onnx_backprop.ort_ops.compiler.machine import complaint
-from onnx_backprop.ort_ops.runtime.extensions import get_library_path
+from onnx_backprop.ort_ops.runtime.extensions import native_library
 
 _MACHINES = ("x86_64", "amd64", "aarch64", "arm64")
 _MIN_ONNXRUNTIME = (1, 17)  # ParallelFor, and statuses from KernelComputeV2
@@ -26,13 +27,13 @@ def reason_against() -> str:
     """Register the operators; '' where that worked, else why it did not. Once per process."""
     if platform.machine().lower() not in _MACHINES or sys.maxsize < 2**32:
         return f"no native kernels for {platform.machine()}"
-    if sys.platform == "win32":
-        return "onnxruntime-extensions for Windows takes no native operators"
     version = tuple(int(n) for n in onnxruntime.__version__.split(".")[:2])
     if version < _MIN_ONNXRUNTIME:
         return f"onnxruntime {onnxruntime.__version__} is older than 1.17"
     if wrong := complaint():
         return wrong
+    if not Path(native_library()).is_file():
+        return f"this installation has no {native_library()}. The wheel for Windows does"
     try:
         from onnx_backprop.ort_ops import native_table
 
@@ -53,7 +54,7 @@ def _self_test() -> str:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    options.register_custom_ops_library(get_library_path())
+    options.register_custom_ops_library(native_library())
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     dy = np.arange(12, dtype=np.float32).reshape(4, 3)
     got = np.asarray(session.run(None, {"dy": dy})[0])

@@ -29,6 +29,7 @@ from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred, surface
 from onnx_backprop.opset.functions.declared import OPERATORS
 from onnx_backprop.opset.functions.half import holds_half, without
+from onnx_backprop.opset.functions.native import OWN_LIBRARY
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
 from onnx_backprop.ort_ops.native_graph import lower_sound
@@ -89,7 +90,7 @@ def _has_kernels(session_options: SessionOptions) -> bool:
         if _missing():
             return False
         from onnx_backprop.ort_ops import native_table, numpy_route
-        from onnx_backprop.ort_ops.runtime.extensions import get_library_path
+        from onnx_backprop.ort_ops.runtime.extensions import get_library_path, native_library
 
         if native:
             native_table.register()
@@ -101,6 +102,8 @@ def _has_kernels(session_options: SessionOptions) -> bool:
                         return False
                 else:
                     session_options.register_custom_ops_library(get_library_path())
+                if OWN_LIBRARY and native_kernels_work():
+                    session_options.register_custom_ops_library(native_library())
                 _registered.add(session_options)
     return True
 

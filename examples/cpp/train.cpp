@@ -2,9 +2,10 @@
 //
 //   train FOLDER LIBRARY BATCHES STEPS RATE [THREADS]
 //
-// BATCHES holds the bytes of one batch after the other, each the inputs of the graph in their order. Prints the losses of
-// the steps, then the last batch's in inference mode; seconds of processor time of the fastest step go to the standard
-// error. Goes on from FOLDER/checkpoint.safetensors if that is there, and writes it and FOLDER/trained.onnx.
+// LIBRARY is one of FOLDER's, or - for standard operators. BATCHES holds the bytes of one batch after the other, each the
+// inputs of the graph in their order. Prints the losses of the steps, then the last batch's in inference mode; seconds of
+// processor time of the fastest step go to the standard error. Goes on from FOLDER/checkpoint.safetensors if that is
+// there, and writes it and FOLDER/trained.onnx.
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>

@@ -102,12 +102,15 @@ class Trainer {
   int steps = 0;
   vector<Tensor> batch;  // what a step is fed, for the caller to fill, of the first lengths that the library was made for
 
+  // library: "-" for standard operators, which need none
   Trainer(const fs::path &folder, const fs::path &library, int threads = 0) : folder(folder) {
     ort::GetAllocatorWithDefaultOptions(&allocator), ort::CreateEnv(3, "training", &env);
     void *handle;
+    const bool standard = library == "-";
     ort::CreateSessionOptions(&options), ort::SetIntraOpNumThreads(options, threads);
-    ort::RegisterCustomOpsLibrary(options, library.string().c_str(), &handle);
-    step_model.emplace(env, folder / "training.onnx", options), initial.emplace(env, folder / "initial.onnx", options);
+    if (!standard) ort::RegisterCustomOpsLibrary(options, library.string().c_str(), &handle);
+    step_model.emplace(env, folder / (standard ? "standard.onnx" : "training.onnx"), options);
+    initial.emplace(env, folder / "initial.onnx", options);
     const Names in_place = split(step_model->about("in_place"), '\n');
     for (const Tensor &t : initial->run({})) {
       sets[0].push_back(tensor(t.name, t.dims, t.type));
@@ -186,9 +189,7 @@ class Trainer {
            << R"(,\"learning_rate\":)" << rate << R"(}"})";
     for (size_t n = 0, at = 0; n < state().size(); at += state()[n++].bytes) {
       const Tensor &t = state()[n];
-      header << ",\"" << t.name << R"(":{"dtype":")" << (t.type == 1 ? "F32" : t.type == 7 ? "I64" : t.type == 9 ? "BOOL" : "F64") << R"(","shape":[)";
-      for (size_t axis = 0; axis < t.dims.size(); axis++) header << (axis ? "," : "") << t.dims[axis];
-      header << R"(],"data_offsets":[)" << at << "," << at + t.bytes << "]}";
+      header << "," << described(t) << at << "," << at + t.bytes << "]}";
       data.write(t.data, t.bytes);
     }
     string text = header.str() + "}";
@@ -201,17 +202,28 @@ class Trainer {
     const string bytes = content(path);
     uint64_t length;
     std::memcpy(&length, bytes.data(), 8);
-    const string header = bytes.substr(8, length), offsets = "\"data_offsets\":[", word = "steps\\\":";
-    steps = std::stoi(header.substr(header.find(word) + word.size()));
-    for (Tensor &t : state()) {
-      const size_t entry = header.find("\"" + t.name + "\":{");
-      if (entry == string::npos) throw std::runtime_error(path.string() + " is of another graph, or of another program");
-      const size_t at = header.find(offsets, entry) + offsets.size();
-      std::memcpy(t.data, bytes.data() + 8 + length + std::stoull(header.substr(at)), t.bytes);
+    const string header = bytes.substr(8, length), word = "steps\\\":";
+    const auto number = [&](const string &before) {
+      const size_t at = header.find(before);
+      if (at == string::npos) throw std::runtime_error(path.string() + " is of another graph, or of another program: no " + before);
+      return std::stoull(header.substr(at + before.size()));
+    };
+    vector<size_t> places;
+    for (const Tensor &t : state()) {
+      places.push_back(8 + length + number(described(t)));
+      if (places.back() + t.bytes > bytes.size()) throw std::runtime_error(path.string() + " ends before " + t.name);
     }
+    steps = number(word);
+    for (size_t n = 0; n < places.size(); n++) std::memcpy(state()[n].data, &bytes[places[n]], state()[n].bytes);
   }
 
  private:
+  static string described(const Tensor &t) {  // in a checkpoint, up to where its bytes begin
+    string shape;
+    for (int64_t d : t.dims) shape += (shape.empty() ? "" : ",") + std::to_string(d);
+    const char *type = t.type == 1 ? "F32" : t.type == 7 ? "I64" : t.type == 9 ? "BOOL" : "F64";
+    return "\"" + t.name + R"(":{"dtype":")" + type + R"(","shape":[)" + shape + R"(],"data_offsets":[)";
+  }
   static float &number(Tensor &t) { return *reinterpret_cast<float *>(t.data); }
 
   fs::path folder;

@@ -52,13 +52,13 @@ def bundle(
             assert whole[entry["at"] : entry["at"] + len(raw)] == raw, name
     return {
         "training.json": json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(),
-        "training.onnx": _serialized(_light(graph.model if step is None else step, graph)),
-        "evaluation.onnx": _serialized(_light(graph.eval_model(), graph)),
+        "training.onnx": _serialized(light(graph.model if step is None else step, graph)),
+        "evaluation.onnx": _serialized(light(graph.eval_model(), graph)),
         "forward.onnx": whole,
     }
 
 
-def _light(model: ModelProto, graph: TrainingGraph) -> ModelProto:
+def light(model: ModelProto, graph: TrainingGraph) -> ModelProto:
     """A model without the tensors that are fed and what only Python reads; the optimizer's numbers are constants."""
     result = without_tensors(model, graph.updates)
     constant = {tensor.name for tensor in result.graph.initializer}
@@ -112,7 +112,8 @@ def _declared(value: ValueInfoProto) -> dict[str, Any]:
     dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)))
     if dtype not in _TYPES or tensor.elem_type == TensorProto.STRING:
         raise InvalidArgumentError(
-            f"{value.name!r} has type {dtype}, which JavaScript has no arrays of. Convert the model to float32"
+            f"{value.name!r} has type {dtype}, which JavaScript has no arrays of, nor training.json a name. Convert "
+            "the model to float32; training_graph(…, precision='fp16') computes in float16 and keeps state in float32"
         )
     dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim]
     return {"dtype": dtype, "dims": dims if tensor.HasField("shape") else None}

@@ -21,6 +21,7 @@ export interface About {
   format: 1;
   loss: string;
   learningRate: { name: string; dtype: 'float32' | 'float64' };
+  guard?: string; // of a step that `onnx-backprop compile` has written
   inputs: Record<string, { dtype: string; dims: (number | string | null)[] | null }>;
   outputs: string[];
   labels: { name: string; classes: number | null; ignored: number | null } | null;

@@ -78,6 +78,7 @@ export class Trainer {
     const { about } = this;
     const rate = new this.#ort.Tensor(about.learningRate.dtype, ARRAYS[about.learningRate.dtype].of(this.#rate), []);
     const feeds = { ...this.#fed(batch), ...this.#state, [about.learningRate.name]: rate };
+    if (about.guard) feeds[about.guard] = new this.#ort.Tensor('float32', Float32Array.of(1), []); // of compile's training.onnx
     const out = await this.#session.run(feeds, [about.loss, ...Object.values(about.state).map((s) => s.new)]);
     const loss = Number(out[about.loss].data[0]);
     const diverged = !Number.isFinite(loss);

@@ -1,12 +1,18 @@
 """The body of route "native": one native operator that has the specification's own attributes and inputs."""
 
+import os
+import sys
+
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from onnx_backprop.opset.core.op import Op
 from onnx_backprop.opset.functions.numpy import overload_of
 from onnx_backprop.opset.functions.protos import Present, function, in_its_type, reference
 
-NATIVE_DOMAIN = "ai.onnx.contrib"
+OPERATORS_VARIABLE = "ONNX_BACKPROP_OPERATORS"  # a library to hand operators to in the place of onnxruntime-extensions'
+OWN_LIBRARY = sys.platform == "win32" or OPERATORS_VARIABLE in os.environ
+# Libraries of one session have domains of their own, and Python operators are in onnxruntime-extensions'.
+NATIVE_DOMAIN = "onnx_backprop.native" if OWN_LIBRARY else "ai.onnx.contrib"
 NATIVE_PREFIX = "OnnxBackprop_"
 
 

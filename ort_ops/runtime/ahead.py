@@ -35,6 +35,7 @@ from onnx_backprop.ort_ops.compiler.llvm import call as call_function
 from onnx_backprop.ort_ops.compiler.machine import processors
 from onnx_backprop.ort_ops.compiler.objects import Exported, cache_folder
 from onnx_backprop.ort_ops.compiler.records import Record
+from onnx_backprop.ort_ops.runtime.c_abi import c_library
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
 
 logger = logging.getLogger("onnx_backprop")
@@ -88,7 +89,7 @@ def considered(plan: Plan, sizes: Sequence[int]) -> tuple[Plan, bool]:
     trial.missing.update(dict.fromkeys(lacks))
     if trial.guard is not None:
         trial.guard[...] = math.nan
-    memset = ctypes.cast(ctypes.CDLL(None).memset, ctypes.c_void_p).value or 0
+    memset = ctypes.cast(c_library().memset, ctypes.c_void_p).value or 0
     first, second, third, fourth, fifth = (*sizes, 0, 0, 0, 0)[:5]
     return Plan(Zeros(memset=memset, sizes=(first, second, third, fourth, fifth)), ((CLEAR, 1),)), False
 

@@ -36,7 +36,7 @@ from onnx_backprop.ort_ops.runtime.call import (
     compute,
     destroy,
 )
-from onnx_backprop.ort_ops.runtime.extensions import get_library_path
+from onnx_backprop.ort_ops.runtime.extensions import native_library
 from onnx_backprop.ort_ops.runtime.interpreter import immortal, interface
 from onnx_backprop.ort_ops.runtime.scratch import RUNTIME_WORDS, Runtime
 from onnx_backprop.ort_ops.runtime.stages import Plan
@@ -98,7 +98,7 @@ _registered: set[str] = set()  # the keys of the operators that the library has
 @cache
 def _libc() -> tuple[Any, int, int]:
     """(malloc, its address, the address of free)."""
-    library = immortal(ctypes.CDLL(None))
+    library = immortal(c_abi.c_library())
     malloc, free = library.malloc, library.free
     malloc.restype, malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
     malloc_address, free_address = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (malloc, free))
@@ -286,11 +286,11 @@ def output_types(op: Op, element_type: int) -> list[int]:
 
 
 def register(kernels: Iterable[NativeKernel], others: Callable[[], Sequence[c_abi.OrtCustomOp]]) -> None:
-    """Hand the operators, and `others` that have no schema, to onnxruntime-extensions, each once.
+    """Hand the operators, and `others` that have no schema, to the library for them, each once.
 
     Raises OSError or AttributeError where that is impossible.
     """
-    library = str(get_library_path())
+    library = native_library()
     with Deferred():  # an operator is registered once or never
         for op in () if _registered else others():
             c_abi.add_external_custom_op(library, op)

@@ -7,6 +7,7 @@ positions never change. Everything that could crash is checked before it is used
 """
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_void_p
 
@@ -212,9 +213,14 @@ def custom_op(
     return immortal(op)
 
 
+def c_library() -> ctypes.CDLL:
+    """The C library."""
+    return ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)
+
+
 def add_external_custom_op(library: str, op: OrtCustomOp) -> None:
-    """Hand an operator to onnxruntime-extensions. Raises OSError or AttributeError where that is impossible."""
+    """Hand an operator to a library. Raises OSError or AttributeError where that is impossible."""
     add = ctypes.CDLL(library).AddExternalCustomOp
     add.argtypes, add.restype = (c_void_p,), ctypes.c_bool
     if not add(ctypes.addressof(op)):
-        raise OSError("onnxruntime-extensions refused an external custom operator")
+        raise OSError(f"{library} refused an operator")

@@ -4,10 +4,14 @@ PyTorch would cost a second and 200 MB, and only a converter of Whisper models n
 onnxruntime_extensions itself, before or after, gets all of it, on the same library.
 """
 
+import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from typing import Any
+
+from onnx_backprop.opset.functions.native import OPERATORS_VARIABLE, OWN_LIBRARY
+from onnx_backprop.ort_ops.compiler.objects import SHIPPED
 
 _NAME = "onnxruntime_extensions"
 
@@ -33,5 +37,12 @@ invoke: Any = _ocos._on_pyop_invocation  # what the library calls for every Pyth
 
 
 def get_library_path() -> str:
-    """The library to register with session options."""
+    """The library to register with session options, which Python operators are in."""
     return str(_ocos.get_library_path())
+
+
+def native_library() -> str:
+    """The library that native operators are in: the same one, or on Windows what a wheel carries (`operators.c`)."""
+    if not OWN_LIBRARY:
+        return get_library_path()
+    return os.environ.get(OPERATORS_VARIABLE) or str(SHIPPED / "operators.dll")

@@ -17,11 +17,15 @@ Batch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Network:
-    """build: the model. shape: of its input. lengths: by the symbols of that. classes: of its target, or 0."""
+    """build: the model. shape: of its input. emulated: one that an emulated processor trains in a minute.
+
+    lengths: by the symbols of the shape. classes: of its target, or 0.
+    """
 
     build: Callable[[], ModelProto]
     loss: str
     shape: tuple[int, ...]
+    emulated: tuple[int, ...]
     enlarged: int = 1
     classes: int = 0
 
@@ -46,10 +50,14 @@ class Network:
 
 
 NETWORKS = {
-    "demo": Network(super_resolution.build, "mse", (8, 1, 20, 20), enlarged=2),
-    "resnet": Network(partial(resnet.build, features=64), "softmax_cross_entropy", (8, 3, 64, 64), classes=10),
-    "unet_transpose": Network(
-        partial(unet_conv_transpose.build, features=32, levels=3), "bce_with_logits", (4, 1, 128, 128)
+    "demo": Network(super_resolution.build, "mse", (8, 1, 20, 20), (8, 1, 20, 20), enlarged=2),
+    "resnet": Network(
+        partial(resnet.build, features=64), "softmax_cross_entropy", (8, 3, 64, 64), (2, 3, 64, 64), classes=10
     ),
-    "unet_resize": Network(partial(unet_resize.build, features=32, levels=3), "bce_with_logits", (4, 1, 128, 128)),
+    "unet_transpose": Network(
+        partial(unet_conv_transpose.build, features=32, levels=3), "bce_with_logits", (4, 1, 128, 128), (1, 1, 64, 64)
+    ),
+    "unet_resize": Network(
+        partial(unet_resize.build, features=32, levels=3), "bce_with_logits", (4, 1, 128, 128), (1, 1, 64, 64)
+    ),
 }

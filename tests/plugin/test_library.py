@@ -50,11 +50,11 @@ def _model(channels: int = 3) -> ModelProto:
     return model
 
 
-def _graph(channels: int = 3) -> ob.TrainingGraph:
+def small(channels: int = 3) -> ob.TrainingGraph:
     return ob.training_graph(_model(channels), loss="mse", optimizer="adamw")
 
 
-def _batches(size: tuple[int, int, int], count: int = 6) -> dict[str, np.ndarray]:
+def batches(size: tuple[int, int, int], count: int = 6) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(1)
     shape = (count, size[0], 1, *size[1:])
     return {name: rng.random(shape, np.float32) for name in ("x", "target")}
@@ -75,7 +75,7 @@ def _lengths(size: tuple[int, int, int]) -> dict[str, int]:
 
 def compiled(folder: Path) -> Path:
     """A small network in a folder, for two sets of lengths."""
-    ob.compile_plugin(_graph(), folder, lengths=[_lengths(size) for size in SIZES])
+    ob.compile_plugin(small(), folder, lengths=[_lengths(size) for size in SIZES])
     return folder
 
 
@@ -89,7 +89,7 @@ def training() -> Any:
     return runpy.run_path(str(EXAMPLE))["Training"]
 
 
-def _library(folder: Path) -> Path:
+def library_in(folder: Path) -> Path:
     (path,) = (folder / targets.here()).glob("onnx_backprop.*")
     return path
 
@@ -103,12 +103,12 @@ def _options(*libraries: Path) -> onnxruntime.SessionOptions:
 
 
 def _expected(size: tuple[int, int, int], channels: int = 3) -> tuple[list[float], dict[str, np.ndarray]]:
-    trainer, data = ob.Trainer(_graph(channels), learning_rate=0.01), _batches(size)
+    trainer, data = ob.Trainer(small(channels), learning_rate=0.01), batches(size)
     return [trainer.step({k: v[n] for k, v in data.items()}) for n in range(len(data["x"]))], trainer.state()
 
 
 def _trained(training: Any, folder: Path, size: tuple[int, int, int], threads: int = 0) -> tuple[list[float], Any]:
-    run, data = training(folder, _library(folder), threads), _batches(size)
+    run, data = training(folder, library_in(folder), threads), batches(size)
     rate = np.array(0.01, np.float32)
     losses = [run.step({**{k: v[n] for k, v in data.items()}, "learning_rate": rate}) for n in range(len(data["x"]))]
     return losses, run.state()
@@ -116,7 +116,7 @@ def _trained(training: Any, folder: Path, size: tuple[int, int, int], threads: i
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_process_without_this_package_has_the_losses_of_the_trainer(folder: Path, tmp_path: Path, size) -> None:
-    np.savez(tmp_path / "data.npz", **_batches(size))
+    np.savez(tmp_path / "data.npz", **batches(size))
     arguments = [str(EXAMPLE), str(folder), targets.here(), str(tmp_path / "data.npz"), "--learning-rate", "0.01"]
     told = subprocess.run(
         [sys.executable, "-c", STOCK, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path
@@ -137,7 +137,7 @@ def test_losses_and_state_are_those_of_the_trainer_on_any_number_of_threads(
 
 
 def test_updates_are_in_place_and_the_guard_says_so(folder: Path, training: Any) -> None:
-    run, data = training(folder, _library(folder)), _batches(SIZES[0])
+    run, data = training(folder, library_in(folder)), batches(SIZES[0])
     about = run.session.get_modelmeta().custom_metadata_map
     assert set(about["in_place"].split("\n")) >= {"w1", "w2"}
     before = run.state()["w1"]
@@ -147,7 +147,7 @@ def test_updates_are_in_place_and_the_guard_says_so(folder: Path, training: Any)
 
 
 def test_a_loss_that_is_not_finite_leaves_the_state(folder: Path, training: Any) -> None:
-    run, data = training(folder, _library(folder)), _batches(SIZES[0])
+    run, data = training(folder, library_in(folder)), batches(SIZES[0])
     before = run.state()
     batch = {k: v[0] for k, v in data.items()} | {"learning_rate": np.array(0.01, np.float32)}
     with pytest.raises(FloatingPointError):
@@ -157,41 +157,41 @@ def test_a_loss_that_is_not_finite_leaves_the_state(folder: Path, training: Any)
 
 
 def test_other_lengths_are_refused_by_a_status_that_names_them(folder: Path, training: Any) -> None:
-    run = training(folder, _library(folder))
-    other = {k: v[0] for k, v in _batches((2, 8, 8)).items()} | {"learning_rate": np.array(0.01, np.float32)}
+    run = training(folder, library_in(folder))
+    other = {k: v[0] for k, v in batches((2, 8, 8)).items()} | {"learning_rate": np.array(0.01, np.float32)}
     with pytest.raises(Exception, match=r"compiled for the lengths N=2,H=6,W=7; N=3,H=9,W=5; .*\[2,1,8,8\]"):
         run.step(other)
-    assert run.step({k: v[0] for k, v in _batches(SIZES[0]).items()} | {"learning_rate": np.array(0.01, np.float32)})
+    assert run.step({k: v[0] for k, v in batches(SIZES[0]).items()} | {"learning_rate": np.array(0.01, np.float32)})
 
 
 def test_an_input_that_is_left_out_is_refused(folder: Path) -> None:
     model = onnx.load(folder / "training.onnx")
     node = next(n for n in model.graph.node if n.op_type == "OnnxBackprop_Convolution" and len(n.input) == 3)
     node.input[2] = ""  # the bias, which may be absent; the others onnxruntime refuses
-    session = onnxruntime.InferenceSession(model.SerializeToString(), _options(_library(folder)))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), _options(library_in(folder)))
     state = onnxruntime.InferenceSession(folder / "initial.onnx")
     feeds = dict(zip([v.name for v in state.get_outputs()], state.run(None, {}), strict=True))
-    feeds |= {k: v[0] for k, v in _batches(SIZES[0]).items()}
+    feeds |= {k: v[0] for k, v in batches(SIZES[0]).items()}
     rest = {v.name: np.ones(v.shape, np.float32) for v in session.get_inputs() if v.name not in feeds}
     with pytest.raises(FAILURES.InvalidArgument, match=r"came to this node: \[.*\], \[.*\], absent"):
         session.run(None, feeds | rest)
 
 
-def test_the_library_of_another_graph_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_library_in_of_another_graph_is_refused(folder: Path, tmp_path: Path) -> None:
     model = onnx.load(folder / "training.onnx")
     for node in model.graph.node:
         for attribute in node.attribute:
             if attribute.name == "spec":
                 attribute.i = 1000
     with pytest.raises(FAILURES.RuntimeException, match="not of the graph that the library was made for"):
-        onnxruntime.InferenceSession(model.SerializeToString(), _options(_library(folder)))
+        onnxruntime.InferenceSession(model.SerializeToString(), _options(library_in(folder)))
     with pytest.raises(FAILURES.Fail, match="onnxbackprop_"):
         onnxruntime.InferenceSession(folder / "training.onnx", _options())
 
 
 def test_two_libraries_in_one_process_and_in_the_same_options(folder: Path, tmp_path: Path, training: Any) -> None:
-    ob.compile_plugin(_graph(5), tmp_path, lengths=_lengths(SIZES[0]))
-    together = _options(_library(folder), _library(tmp_path))
+    ob.compile_plugin(small(5), tmp_path, lengths=_lengths(SIZES[0]))
+    together = _options(library_in(folder), library_in(tmp_path))
     for where in (folder, tmp_path):
         onnxruntime.InferenceSession(where / "training.onnx", together)
     assert _trained(training, folder, SIZES[0])[0] == _expected(SIZES[0])[0]
@@ -199,7 +199,7 @@ def test_two_libraries_in_one_process_and_in_the_same_options(folder: Path, tmp_
 
 
 def test_threads_may_share_a_session_and_have_their_own(folder: Path) -> None:
-    options = _options(_library(folder))
+    options = _options(library_in(folder))
     shared = onnxruntime.InferenceSession(folder / "training.onnx", options)
     initial = onnxruntime.InferenceSession(folder / "initial.onnx")
     state = dict(zip([v.name for v in initial.get_outputs()], initial.run(None, {}), strict=True))
@@ -210,7 +210,7 @@ def test_threads_may_share_a_session_and_have_their_own(folder: Path) -> None:
     def work(n: int) -> None:
         session = shared if n % 2 else onnxruntime.InferenceSession(folder / "training.onnx", options)
         which = n // 2 % 2
-        batch = {k: v[0] for k, v in _batches(SIZES[which]).items()}
+        batch = {k: v[0] for k, v in batches(SIZES[which]).items()}
         outcome.extend((which, session.run(None, fixed | batch)) for _ in range(20))
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
@@ -227,14 +227,14 @@ def test_threads_may_share_a_session_and_have_their_own(folder: Path) -> None:
 
 
 def test_a_run_that_is_ended_leaves_the_session(folder: Path, training: Any) -> None:
-    run, ended = training(folder, _library(folder)), onnxruntime.RunOptions()
+    run, ended = training(folder, library_in(folder)), onnxruntime.RunOptions()
     ended.terminate = True
-    for name, array in _batches(SIZES[0]).items():
+    for name, array in batches(SIZES[0]).items():
         run.bindings[0][0].bind_cpu_input(name, array[0])
     run.bindings[0][0].bind_cpu_input("learning_rate", np.array(0.01, np.float32))
     with pytest.raises(Exception, match="terminate"):
         run.session.run_with_iobinding(run.bindings[0][0], ended)
-    data = _batches(SIZES[0])
+    data = batches(SIZES[0])
     losses = [
         run.step({k: v[n] for k, v in data.items()} | {"learning_rate": np.array(0.01, np.float32)}) for n in range(6)
     ]
@@ -243,13 +243,13 @@ def test_a_run_that_is_ended_leaves_the_session(folder: Path, training: Any) -> 
 
 def sessions(folder: Path, count: int) -> int:
     """Bytes by which a process grows while it opens and closes so many sessions, the library with each."""
-    batch = {k: v[0] for k, v in _batches(SIZES[0]).items()}
+    batch = {k: v[0] for k, v in batches(SIZES[0]).items()}
     initial = onnxruntime.InferenceSession(folder / "initial.onnx")
     state = dict(zip([v.name for v in initial.get_outputs()], initial.run(None, {}), strict=True))
     fixed = state | batch | {"update_guard": np.ones((), np.float32), "learning_rate": np.array(0.01, np.float32)}
     start = 0
     for n in range(count):
-        options = _options(_library(folder))
+        options = _options(library_in(folder))
         options.intra_op_num_threads = 1
         onnxruntime.InferenceSession(folder / "training.onnx", options).run(None, fixed)
         if n == count // 2:
@@ -278,8 +278,26 @@ def test_sessions_come_and_go_without_growth(folder: Path) -> None:
 )
 def test_wrong_arguments_are_refused(tmp_path: Path, given: dict[str, Any], match: str) -> None:
     with pytest.raises(ob.InvalidArgumentError, match=match):
-        ob.compile_plugin(_graph(), tmp_path / "new", **given)
+        ob.compile_plugin(small(), tmp_path / "new", **given)
     assert not (tmp_path / "new").exists()
+
+
+def test_state_in_float16_is_refused(tmp_path: Path) -> None:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 18]>
+        g (float16[N,2] x) => (float16[N,2] y) <float16[2] w = {1,2}> { y = Mul (x, w) }""")
+    graph = ob.training_graph(model, loss="mse", optimizer="sgd", trainable=["w"])
+    with pytest.raises(ob.InvalidArgumentError, match="'w' has type float16, .* Convert the model to float32"):
+        ob.compile_plugin(graph, tmp_path / "new", lengths={"N": 2})
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_computes_in_float16_has_the_losses_of_the_trainer(tmp_path: Path, training: Any) -> None:
+    graph = ob.training_graph(_model(), loss="mse", optimizer="adamw", precision="fp16")
+    ob.compile_plugin(graph, tmp_path, lengths=_lengths(SIZES[0]))
+    trainer, data = ob.Trainer(graph, learning_rate=0.01), batches(SIZES[0])
+    expected = [trainer.step({k: v[n] for k, v in data.items()}) for n in range(6)]
+    assert _trained(training, tmp_path, SIZES[0])[0] == expected
 
 
 def test_gradients_alone_are_no_training(tmp_path: Path) -> None:
@@ -291,7 +309,7 @@ def test_the_command_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     from onnx_backprop.command.main import main
 
     path, folder = tmp_path / "training.onnx", tmp_path / "compiled"
-    _graph().save(path)
+    small().save(path)
     assert main(["compile", str(path), "-o", str(folder), "--lengths", "N=2,H=6,W=7"]) == 0
     assert "KB" in capsys.readouterr().out
     assert {file.name for file in folder.iterdir()} >= {
@@ -304,40 +322,3 @@ def test_the_command_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "not empty" in capsys.readouterr().err
     assert main(["compile", str(path), "-o", str(folder), "--lengths", "N", "--force"]) == 2
     assert "--lengths: expected NAME=LENGTH, got 'N'" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
-def test_a_program_in_cpp_trains_goes_on_and_exports(folder: Path, tmp_path: Path) -> None:
-    """Its checkpoint and its model are those of `Trainer`."""
-    (library,) = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.*.*")
-    own = tmp_path / "lib"
-    own.mkdir()
-    (own / "libonnxruntime.so.1").symlink_to(library)
-    program, work = tmp_path / "train", tmp_path / "work"
-    shutil.copytree(folder, work)
-    source = ROOT / "examples" / "cpp" / "train.cpp"
-    command = ["c++", "-std=c++17", "-O1", "-Wall", "-Werror", "-o", str(program), str(source), str(library)]
-    subprocess.run([*command, f"-Wl,-rpath,{own}"], check=True)
-    data = _batches(SIZES[0])
-    parts = [data[name][n].tobytes() for n in range(6) for name in ("x", "target")]
-    losses: list[float] = []
-    for first in (0, 3):
-        (tmp_path / "batches").write_bytes(b"".join(parts[2 * first :]))
-        arguments = [work, _library(folder), tmp_path / "batches", 3, 0.01]
-        told = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=True).stdout
-        *lines, evaluation = told.splitlines()
-        losses += map(float, lines)
-    expected, _ = _expected(SIZES[0])
-    np.testing.assert_allclose(losses, expected, rtol=1e-6)
-    trainer = ob.Trainer(_graph()).load(work / "checkpoint.safetensors")
-    assert trainer.steps == 6
-    for name, array in _expected(SIZES[0])[1].items():
-        np.testing.assert_array_equal(trainer.state()[name], array, err_msg=name)
-    batch = {k: v[5] for k, v in data.items()}
-    np.testing.assert_allclose(float(evaluation.split()[1]), trainer.evaluate(batch), rtol=1e-5)
-    trainer.export(tmp_path / "trained.onnx")
-    answers = [
-        onnxruntime.InferenceSession(path).run(None, {"x": batch["x"]})[0]
-        for path in (tmp_path / "trained.onnx", work / "trained.onnx")
-    ]
-    np.testing.assert_array_equal(*answers)

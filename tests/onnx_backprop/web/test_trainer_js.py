@@ -134,6 +134,26 @@ def test_a_state_in_every_form(tmp_path: Path, rng: np.random.Generator) -> None
     np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
 
 
+def test_the_guard_of_a_compiled_step_is_fed(tmp_path: Path, rng: np.random.Generator) -> None:
+    """training.onnx of `compile_plugin` has one input more, without which it does not run."""
+    case = CASES["cnn"]
+    graph = ob.training_graph(case.build(), loss=case.loss, optimizer="adamw", inline=True)
+    write_site(tmp_path, graph, case.rows(rng), train=640, title="cnn", batch=8, learning_rate=RATE)
+    step = onnx.load(tmp_path / "model" / "training.onnx")
+    wanted = onnx.helper.make_tensor_value_info("update_guard", onnx.TensorProto.FLOAT, [])
+    step.graph.input.append(wanted)
+    loss = graph.loss
+    for node in step.graph.node:
+        assign(node.output, [f"{name}/before" if name == loss else name for name in node.output])
+        assign(node.input, [f"{name}/before" if name == loss else name for name in node.input])
+    step.graph.node.append(onnx.helper.make_node("Mul", [f"{loss}/before", "update_guard"], [loss]))
+    before = javascript.steps(tmp_path, 3)["losses"]
+    onnx.save(step, tmp_path / "model" / "training.onnx")
+    about = tmp_path / "model" / "training.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"guard": "update_guard"}))
+    assert javascript.steps(tmp_path, 3)["losses"] == before
+
+
 def test_what_javascript_cannot_hold_is_refused() -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["" : 18]>
