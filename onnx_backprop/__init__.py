@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from onnx_backprop.quantization import merge_adapter, requantize
     from onnx_backprop.training import callbacks, schedules
     from onnx_backprop.training.data.batches import Batches
+    from onnx_backprop.training.data.images import augment, image_folder
     from onnx_backprop.training.data.packing import pack, packed_bias
     from onnx_backprop.training.trainer import Trainer
 
@@ -99,6 +100,7 @@ __all__ = [
     "UnsupportedOpError",
     "__version__",
     "artifacts",
+    "augment",
     "backward",
     "callbacks",
     "check_gradients",
@@ -111,6 +113,7 @@ __all__ = [
     "from_training_info",
     "hessian",
     "hvp",
+    "image_folder",
     "jacobian",
     "jvp",
     "limits",
@@ -177,6 +180,7 @@ _WHERE = {
     "providers.placed": "session",
     "quantization": "merge_adapter requantize",
     "training.data.batches": "Batches",
+    "training.data.images": "augment image_folder",
     "training.data.packing": "pack packed_bias",
     "training.trainer": "Trainer",
 }

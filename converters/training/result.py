@@ -164,14 +164,18 @@ class TrainingGraph:
         stored = self._tensors
         return tuple(name for name in dict.fromkeys((*self.parameters, *self.updates)) if name in stored)
 
-    def eval_model(self, *, outputs: Sequence[str] | None = None, mapped: bool = False) -> ModelProto:
+    def eval_model(
+        self, *, outputs: Sequence[str] | None = None, loss: bool = True, mapped: bool = False
+    ) -> ModelProto:
         """The model with its loss in inference mode: Dropout passes, BatchNormalization uses its running statistics.
 
-        Outputs: the loss, then `outputs`; default: the model's own. The parameters and statistics are inputs, with
-        their values as defaults where the graph has them. mapped: weights in files stay there, as in `model`.
+        Outputs: the loss, then `outputs`; default: the model's own. loss: False for those alone, without its inputs.
+        The parameters and statistics are inputs, with their values as defaults where the graph has them. mapped:
+        weights in files stay there, as in `model`.
         """
         others = [name for name in (self.outputs if outputs is None else outputs) if name != self.loss]
-        model = _part(self, [self.loss, *others], "evaluation", keep_inputs=True)
+        asked = [self.loss, *others] if loss else others
+        model = _part(self, asked, "evaluation", keep_inputs=True)
         assign(model.graph.initializer, [tensor for tensor in model.graph.initializer if not _is_elsewhere(tensor)])
         return model if mapped else whole(model)
 

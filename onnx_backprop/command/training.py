@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,13 +60,14 @@ def loss_with(arguments: argparse.Namespace, data: Mapping[str, Any]) -> str | L
     if not given:
         return loss
     for name in given:
-        takes = [each for each in LOSSES if name in {f.name for f in fields(LOSSES[each])}]
+        takes = [n for n, kind in LOSSES.items() if is_dataclass(kind) and name in {f.name for f in fields(kind)}]
         if loss not in takes:
             raise InvalidArgumentError(f"goes with {', '.join(takes)}, not with {loss}", name)
     assert loss is not None
     if "weight" in given:
         given["weight"] = _weights(given["weight"], data, given.get("ignore_index"))
-    return LOSSES[loss](**given)
+    kind: Any = LOSSES[loss]
+    return kind(**given)
 
 
 def _weights(text: str, data: Mapping[str, Any], ignored: int | None) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ class Evaluator:
     ) -> None:
         self._graph, self._inputs, self._open, self._frozen = graph, inputs, open_, frozen
         self._sessions: dict[bool, Session] = {}  # by whether they compute the loss alone
+        self._unlabelled: tuple[Session, list[str]] | None = None  # without the loss, and the inputs it leaves out
         self._with_metrics: tuple[tuple[Any, ...], Session, Names] | None = None  # the last ones that were asked for
         self._counts = Weights(graph) if counts_tokens(graph) else None
 
@@ -55,8 +56,25 @@ class Evaluator:
         if session is None and loss_alone not in self._sessions:
             model = self._graph.eval_model(outputs=() if loss_alone else None, mapped=True)
             self._sessions[loss_alone] = self._open(without_tensors(model, self._graph.forward_state))
-        session = session or self._sessions[loss_alone]
-        batch = self._inputs.ort_values(feeds)
+        return self._outputs(feeds, weights, session or self._sessions[loss_alone])
+
+    def predictions(self, feeds: Feeds, weights: Values) -> dict[str, Any]:
+        """The outputs for a batch; without its targets those of the model alone, where these depend on none."""
+        left = [name for name in self._graph.options.loss_inputs if name not in feeds]
+        if not left or any(name not in self._inputs.names for name in feeds):
+            return self.outputs(feeds, weights)
+        if self._unlabelled is None:
+            model = self._graph.eval_model(loss=False, mapped=True)
+            needed = {value.name for value in model.graph.input}
+            without = [name for name in self._inputs.names if name not in needed]
+            self._unlabelled = self._open(without_tensors(model, self._graph.forward_state)), without
+        session, without = self._unlabelled
+        return self._outputs({n: v for n, v in feeds.items() if n not in without}, weights, session, without)
+
+    def _outputs(
+        self, feeds: Feeds, weights: Values, session: Session, without: Collection[str] = ()
+    ) -> dict[str, Any]:
+        batch = self._inputs.ort_values(feeds, without)
         if isinstance(session, Placed) and session.loses_nan:
             fault = self._inputs.fault(f"{session.target.name} may lose what is no number", feeds, nan_alone=True)
             if fault:

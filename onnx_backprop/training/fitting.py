@@ -20,6 +20,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.training.callbacks.base import Callback, Run, better_of
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data.batches import Batches, Shards, of_data, shard_of_rank
+from onnx_backprop.training.data.loaders import reusable
 from onnx_backprop.training.divergence import BadBatchError
 from onnx_backprop.training.measures import Metrics, chosen_metrics, plain_numbers, result_names
 from onnx_backprop.training.reports.history import Log, Measured, Record, Records
@@ -95,8 +96,10 @@ def fit(
         check_writable(checkpoint)
     if plot is not None:
         check_plot(plot)
+    loader = reusable(loader, epochs - trainer.epoch)
     trainer.inputs.check_loader(loader)
     if evaluation is not None:
+        evaluation = reusable(evaluation, epochs - trainer.epoch, "evaluation")
         trainer.inputs.check_loader(evaluation)
     asked = chosen_metrics(metrics)
     if asked and evaluation is None:

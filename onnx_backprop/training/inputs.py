@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,11 @@ from onnx import TensorProto, TensorShapeProto, helper, numpy_helper
 from onnx_backprop.converters.training.names import CLASSES_FIRST, CLASSES_LAST, failed_shape_check
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.shards import Shard
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, warn
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.shapes import Dims, describe
 from onnx_backprop.training.data.batches import Batches
+from onnx_backprop.training.data.loaders import flattened
 from onnx_backprop.training.divergence import BadBatchError, bad_batch
 
 OrtValue = onnxruntime.OrtValue
@@ -52,18 +53,21 @@ class Inputs:
             name: _dims(declared[name].shape) if declared[name].HasField("shape") else None for name in self.names
         }
         self._targets = graph.options.loss_inputs
+        self._said: set[str] = set()  # inputs of which a warning has been given
         self.labels = {name: known for name, known in graph.options.labels.items() if name in self.names}
 
     def named(self, batch: Any) -> dict[str, Any]:
-        """A batch of a loader by names: a mapping, or a sequence in the order of the inputs."""
+        """A batch of a loader by names: a mapping, or a sequence in the order of the inputs, perhaps nested."""
         if isinstance(batch, Mapping):
             return batch if isinstance(batch, Shard) else dict(batch)
-        if not isinstance(batch, (tuple, list)) or len(batch) != len(self.required):
+        found = flattened(batch, self.required) if isinstance(batch, tuple | list) else None
+        if found is None:
+            count = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
             raise InvalidArgumentError(
                 f"a batch must be a mapping or a sequence of {len(self.required)} arrays "
-                f"({', '.join(self.required)}), got {type(batch).__name__}"
+                f"({', '.join(self.required)}), got {type(batch).__name__}{count}"
             )
-        return dict(zip(self.required, batch, strict=True))
+        return found
 
     def together(self, given: Sequence[Any], more: Mapping[str, Any]) -> dict[str, Any]:
         """A batch that is given as a mapping, by keywords, or both; or as arrays in the order of the inputs.
@@ -102,9 +106,9 @@ class Inputs:
                 "a DataLoader, or onnx_backprop.Batches"
             )
 
-    def ort_values(self, given: Mapping[str, Any]) -> dict[str, OrtValue]:
+    def ort_values(self, given: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, OrtValue]:
         """A batch as onnxruntime takes it; errors as `checked`."""
-        return {name: self._ort_value(name, value) for name, value in self.checked(given).items()}
+        return {name: self._ort_value(name, value) for name, value in self.checked(given, without).items()}
 
     def _ort_value(self, name: str, value: np.ndarray | OrtValue) -> OrtValue:
         if isinstance(value, OrtValue):
@@ -114,20 +118,20 @@ class Inputs:
             return OrtValue.ortvalue_from_numpy_with_onnx_type(array, TensorProto.BFLOAT16)
         return OrtValue.ortvalue_from_numpy(array)
 
-    def checked(self, given: Mapping[str, Any]) -> dict[str, np.ndarray | OrtValue]:
-        """A batch in the types of the inputs.
+    def checked(self, given: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, np.ndarray | OrtValue]:
+        """A batch in the types of the inputs. without: inputs that it need not have.
 
         Errors: InvalidArgumentError for names that are missing or unknown, arrays of another kind, other shapes than
         the graph declares, in which equal symbols are equal lengths, no rows, and labels of classes that there are not.
         """
-        self.check_names(given)
+        self.check_names(given, without)
         fed = {name: self._typed(name, given[name]) for name in self.names if name in given}
         self.check_shapes({name: _shape(value) for name, value in fed.items()})
-        fed = {name: fed[name] if name in fed else self._defaults[name] for name in self.names}
-        if self.names and not rows(fed[self.names[0]]):
-            raise InvalidArgumentError(f"{self.names[0]!r}: expected a batch of 1 row or more, got none. Leave it out")
+        fed = {name: fed[name] if name in fed else self._defaults[name] for name in self.names if name not in without}
+        if fed and not rows(fed[first := next(iter(fed))]):
+            raise InvalidArgumentError(f"{first!r}: expected a batch of 1 row or more, got none. Leave it out")
         for name in self.labels:
-            if isinstance(labels := fed[name], np.ndarray):
+            if isinstance(labels := fed.get(name), np.ndarray):
                 self._check_classes(name, labels)
         return fed
 
@@ -135,10 +139,10 @@ class Inputs:
         """The error about a loss that is no finite number, where a batch explains it; see `bad_batch`."""
         return bad_batch(what, self.checked(given), self.labels, nan_alone=nan_alone)
 
-    def check_names(self, given: Mapping[str, Any]) -> None:
+    def check_names(self, given: Mapping[str, Any], without: Collection[str] = ()) -> None:
         """InvalidArgumentError for names that are missing or unknown."""
         unknown = [name for name in given if name not in self.names]
-        missing = [name for name in self.required if name not in given]
+        missing = [name for name in self.required if name not in given and name not in without]
         expected = f"expected {', '.join(self.required)}"
         expected += f" and perhaps {', '.join(self._defaults)}" if self._defaults else ""
         if unknown:
@@ -158,6 +162,8 @@ class Inputs:
             raise InvalidArgumentError(f"{name!r}: expected an array, got {type(value).__name__}: {e}") from e
         if array.dtype == dtype:
             return array
+        if array.dtype == np.uint8 and dtype.kind == "f" and array.ndim > 2 and name not in self._said:
+            self._warn_of_bytes(name, array)
         numbers = array.dtype.kind in "biu" and dtype.kind in "iuf"
         if dtype.kind in "iu" and numbers and array.size and not np.can_cast(array.dtype, dtype):
             low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -171,6 +177,15 @@ class Inputs:
                 f"{name!r} has type {dtype}, got an array of {array.dtype}. Convert it: array.astype({dtype.name!r})"
             )
         return array.astype(dtype)
+
+    def _warn_of_bytes(self, name: str, array: np.ndarray) -> None:
+        """Say once of a float input that images come as bytes."""
+        self._said.add(name)
+        if name not in self._targets and array.size and array.max() > 1:
+            warn(
+                f"{name!r} gets bytes of 0 … {array.max()} as they are, and most networks expect scaled images. If so, "
+                f"give Batches(…, scale={{{name!r}: 1/255}}) or 'imagenet', or --scale; else convert them to float32"
+            )
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """InvalidArgumentError for other shapes than declared, in which equal symbols are equal lengths."""

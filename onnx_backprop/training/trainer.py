@@ -419,9 +419,10 @@ class Trainer:
     def predict(self, /, *batch: Any, ema: bool = False, **more: Any) -> dict[str, Any]:
         """The outputs of the model in inference mode, the loss among them, for one batch with its target, as `step`.
 
-        Arrays, and of outputs that are no tensors, as the maps of ZipMap, what `InferenceSession.run` gives.
+        Without the target those of the model alone. Arrays, and of outputs that are no tensors, as the maps of ZipMap,
+        what `InferenceSession.run` gives.
         """
-        return self._evaluator.outputs(self.inputs.together(batch, more), self._weights(ema=ema))
+        return self._evaluator.predictions(self.inputs.together(batch, more), self._weights(ema=ema))
 
     def evaluate(
         self,

@@ -21,7 +21,7 @@ _RANDOM = 8  # bytes
 
 def named(path: object) -> str | os.PathLike[str]:
     """The path; InvalidArgumentError for what names no file."""
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+    if not isinstance(path, str | os.PathLike):
         raise InvalidArgumentError(f"path: expected the name of a file, got {path!r}")
     return path
 

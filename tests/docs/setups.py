@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import ModelProto, numpy_helper, parser
+from PIL import Image
 
 import onnx_backprop as ob
 
@@ -177,6 +178,9 @@ def docstrings() -> Names:
             c = Sub (a, temperature) d = Mul (c, c) e = Mul (b, b) energy = Add (d, e) }""")
     onnx.save(energy, "energy.onnx")
     _integers()
+    for flower in ("daisy", "rose"):
+        Path("flowers", flower).mkdir(parents=True)
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(Path("flowers", flower, "1.png"))
     x = np.random.default_rng(1).random((16, 4), np.float32)
     return {"ob": ob, "np": np, "onnx": onnx, "x": x, "batches": [(x, 2 * x)] * 3, "t": np.array(2.0)}
 

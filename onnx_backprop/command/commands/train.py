@@ -14,7 +14,8 @@ import numpy as np
 
 from onnx_backprop import __version__
 from onnx_backprop.command.files import checkpoint_beside
-from onnx_backprop.command.options import ROWS, compilation_shown, read_rows, say, shared, training_options
+from onnx_backprop.command.images import OF_IMAGES, of_images, rows_of, scale_of
+from onnx_backprop.command.options import ROWS, compilation_shown, say, shared, training_options
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.supervise import supervise
 from onnx_backprop.command.training import (
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, communicator: Communicator) -> int:
     from onnx_backprop import Trainer  # not before: the other commands need no runtime
 
-    data, evaluation = (read_rows(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
+    data, evaluation = (rows_of(arguments, name) for name in ("data", "evaluation"))
     assert data is not None
     note(f"making a training graph of {arguments.model}")
     graph = training_graph(
@@ -241,11 +242,15 @@ def loaders_of(
     graph: TrainingGraph, data: Mapping[str, Any], evaluation: Mapping[str, Any] | None, arguments: argparse.Namespace
 ) -> tuple[Batches, Batches | None]:
     """Batches of the arrays that the graph's inputs are fed, checked, to train on and to evaluate on."""
-    loader = _loader(graph, data, arguments, "--data")
-    return loader, None if evaluation is None else _loader(graph, evaluation, arguments, "--evaluation")
+    loader = _loader(graph, data, arguments, "--data", of_images(arguments))
+    if evaluation is None:
+        return loader, None
+    return loader, _loader(graph, evaluation, arguments, "--evaluation", scale_of(arguments))
 
 
-def _loader(graph: TrainingGraph, arrays: Mapping[str, Any], arguments: argparse.Namespace, option: str) -> Batches:
+def _loader(
+    graph: TrainingGraph, arrays: Mapping[str, Any], arguments: argparse.Namespace, option: str, more: Mapping[str, Any]
+) -> Batches:
     missing = [name for name in graph.inputs if name not in arrays]
     if missing:
         raise InvalidArgumentError(
@@ -255,7 +260,7 @@ def _loader(graph: TrainingGraph, arrays: Mapping[str, Any], arguments: argparse
     chosen = {name: arrays[name] for name in graph.inputs}
     size = min(arguments.batch_size, max(map(rows, chosen.values()), default=1))
     try:
-        loader = Batches(chosen, size, seed=arguments.seed)
+        loader = Batches(chosen, size, seed=arguments.seed, **more)
         Inputs(graph).check_loader(loader)
     except InvalidArgumentError as e:
         raise InvalidArgumentError(f"{option}: {e}") from e
@@ -320,7 +325,8 @@ COMMAND = Command(
     usage="%(prog)s MODEL -o OUT --data DATA --loss LOSS [options]",
     description="DATA is an .npz file that holds an array for every input of the model and for the target: "
     "`target`, or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, "
-    "and Parquet and Arrow files with a column for each array, may be larger than memory. A checkpoint lies beside "
+    "and Parquet and Arrow files with a column for each array, may be larger than memory. With --layout classes it is "
+    "a folder of images. A URL, as s3://bucket/data.npz, is copied through fsspec. A checkpoint lies beside "
     "OUT while the training runs and afterwards; --resume goes on from it. Lists of names end at the next option.",
     run=run,
     arguments=[
@@ -359,6 +365,7 @@ COMMAND = Command(
             *shared("--seed", metavar="N", help="of the order of the rows and of Dropout (%(default)s)"),
         ],
         "device": shared("--device", "--read-every"),
+        "images": OF_IMAGES,
         "classes": OF_LOSSES,
         "what is watched": WATCHED,
         "memory and precision": shared("--memory", "--precision", "--checkpoint"),

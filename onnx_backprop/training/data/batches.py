@@ -12,6 +12,8 @@ from onnx_backprop.converters.tables import format_bytes
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.training.data.datasets import columns_of
+from onnx_backprop.training.data.images import Scale, Transform, check_scale, scaled
 from onnx_backprop.training.data.order import BlockOrder, row_order, streams
 from onnx_backprop.training.data.rows import StoredRows
 from onnx_backprop.training.divergence import BadBatchError
@@ -23,6 +25,7 @@ class Batches:
     Every epoch is a permutation of all rows drawn from (seed, epoch), so a training that is resumed in the middle of
     an epoch sees the batches that are left of it. The last batch of an epoch may be smaller; `drop_last` leaves it out.
     Rows of Parquet and Arrow files come in the order of `BlockOrder`, whose batches mix rows of up to 64 blocks.
+    A `datasets.Dataset` will do for the arrays, and what `image_folder` returns.
     """
 
     def __init__(
@@ -33,10 +36,16 @@ class Batches:
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        scale: Scale | Mapping[str, Scale] | None = None,
+        transform: Transform | None = None,
         whole: bool | None = None,
     ) -> None:
         """Errors: InvalidArgumentError for no arrays, arrays of different lengths, or a size below 1.
 
+        scale: what images of bytes are multiplied by, as 1/255, or "imagenet", see `images.scaled`; of several arrays
+        by name.
+        transform: called with each row, a dict of arrays, and a generator of random numbers that depends on the seed,
+        the epoch and the row alone; it returns the row that is fed, before it is scaled. `augment` makes some.
         whole: the former name of `drop_last`, for one more release.
         """
         if whole is not None:
@@ -45,6 +54,7 @@ class Batches:
                 argument="whole",
             )
             drop_last = whole
+        arrays = columns_of(arrays)
         if not isinstance(arrays, Mapping):
             raise InvalidArgumentError(
                 f"arrays: expected arrays by the names of the inputs, as {{'x': x, 'target': target}}, "
@@ -61,6 +71,9 @@ class Batches:
         if not isinstance(size, Integral) or size < 1 or (drop_last and size > self.rows):
             raise InvalidArgumentError(f"size: expected a whole number of 1 … {self.rows}, got {size!r}")
         self.size, self.seed, self.shuffle, self.drop_last = size, seed, shuffle, drop_last
+        if transform is not None and not callable(transform):
+            raise InvalidArgumentError(f"transform: expected a function of a row and a generator, got {transform!r}")
+        self._scales, self._transform = check_scale(scale, self.arrays), transform
         self._epoch = 0
         self._blocks = [a for a in self.arrays.values() if isinstance(a, StoredRows) and a.starts is not None]
 
@@ -123,7 +136,27 @@ class Batches:
         return (order[part] for part in parts)
 
     def _take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: array[rows] for name, array in self.arrays.items()}
+        return self._fed({name: array[rows] for name, array in self.arrays.items()}, rows)
+
+    def _fed(self, batch: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
+        """A batch as it is fed: its rows transformed and scaled."""
+        if self._transform is not None and len(rows):
+            batch = self._transformed(batch, rows, self._transform)
+        return batch | {name: scaled(batch[name], scale) for name, scale in self._scales.items()}
+
+    def _transformed(
+        self, batch: dict[str, np.ndarray], rows: np.ndarray, transform: Transform
+    ) -> dict[str, np.ndarray]:
+        changed = []
+        for n, row in enumerate(rows):
+            rng = np.random.default_rng((self.seed & (2**64 - 1), self._epoch, int(row)))
+            changed.append(transform({name: array[n] for name, array in batch.items()}, rng))
+        try:
+            return {name: np.stack([np.asarray(row[name]) for row in changed]) for name in batch}
+        except (KeyError, TypeError, ValueError) as e:
+            raise InvalidArgumentError(
+                f"transform: expected rows with {', '.join(map(repr, batch))}, each of one shape: {e}"
+            ) from e
 
     def numbers(self, batch: int) -> np.ndarray:
         """The numbers of the rows of a batch of this epoch."""
@@ -133,7 +166,7 @@ class Batches:
         """A batch of every size that there is, of the first rows."""
         rest = 0 if self.drop_last else self.rows % self.size
         for size in dict.fromkeys((self.size, rest or self.size)):
-            yield {name: array[:size] for name, array in self.arrays.items()}
+            yield self._fed({name: array[:size] for name, array in self.arrays.items()}, np.arange(size))
 
 
 def of_data(error: BadBatchError, loader: Iterable[Any], batch: int, where: str) -> BadBatchError:

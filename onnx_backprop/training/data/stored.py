@@ -16,6 +16,7 @@ import numpy as np
 from onnx_backprop.opset.core.archives import NpzArrays, Place, npy_place
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.data.columns import SUFFIXES, Columns
+from onnx_backprop.training.data.datasets import fetched, is_remote
 from onnx_backprop.training.data.rows import StoredRows
 
 Part = tuple[Path, Place]
@@ -47,6 +48,8 @@ def read_rows(path: str | os.PathLike[str], *, what: str = "data") -> Mapping[st
 
     what: names them in errors. Errors: InvalidArgumentError for what cannot be read.
     """
+    if is_remote(path):
+        path = fetched(str(path), what)
     if os.path.isdir(path):
         return read_folder(path, what=what)
     return Columns([Path(path)], what=what) if Path(path).suffix in SUFFIXES else NpzArrays(path, what=what)

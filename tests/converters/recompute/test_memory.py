@@ -229,5 +229,6 @@ def test_a_budget_that_cannot_be_kept_says_what_can() -> None:
 
 
 def test_lengths_that_are_missing_are_named() -> None:
-    with pytest.raises(ob.InvalidArgumentError, match=r"memory: the lengths of H, W are not known.*lengths=\{'H': 8\}"):
+    places = r"'H' \(axis 2 of '\w+'\), 'W' \(axis 3 of '\w+'\)"
+    with pytest.raises(ob.InvalidArgumentError, match=rf"memory: the lengths of {places} .*lengths=\{{'H': 8\}}"):
         ob.training_graph(unet_resize.build(), loss="bce_with_logits", memory="50%", lengths={"N": 2})

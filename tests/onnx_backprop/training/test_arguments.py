@@ -26,7 +26,6 @@ def rows(count: int = 8) -> tuple[np.ndarray, np.ndarray]:
 
 
 FITS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "a generator function": (lambda: iter([rows()]), {}, "loader: expected batches .* got function"),
     "no loader": (None, {}, "loader: expected batches .* got NoneType"),
     "a number": (3, {}, "loader: expected batches .* got int"),
     "half an epoch": ([rows()], {"epochs": 1.5}, "epochs, every: expected whole numbers .* got 1.5, 0"),

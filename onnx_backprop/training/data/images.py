@@ -1,0 +1,204 @@
+"""Images in folders, one for each class, and what is done to images of a batch: scaling, and small random changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.training.data.rows import StoredRows
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+Scale = float | str
+Row = dict[str, np.ndarray]
+Transform = Callable[[Row, np.random.Generator], Mapping[str, np.ndarray]]
+# Of the red, green and blue of ImageNet's images as numbers from 0 to 1, as torchvision's documentation has them.
+MEANS, DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class ImageRows(StoredRows):
+    """Images of files as bytes (N, 3, height, width), or with channels last; decoded when their rows are read."""
+
+    def __init__(self, paths: Sequence[Path], size: tuple[int, int], *, channels_last: bool) -> None:
+        self.paths, self._size, self._last = list(paths), size, channels_last
+        self.dtype = np.dtype(np.uint8)
+        self.shape = (len(paths), *size, 3) if channels_last else (len(paths), 3, *size)
+
+    def _read(self, rows: np.ndarray, into: np.ndarray) -> None:
+        module = _pillow()
+        height, width = self._size
+        for n, row in enumerate(rows):
+            path = self.paths[row]
+            try:
+                with module.open(path) as image:
+                    pixels = np.asarray(image.convert("RGB").resize((width, height), module.Resampling.BILINEAR))
+            except (OSError, ValueError, SyntaxError) as e:  # each of Pillow's formats raises its own
+                raise InvalidArgumentError(f"{path} is no image that Pillow reads: {e}") from e
+            into[n] = pixels if self._last else pixels.transpose(2, 0, 1)
+
+
+def image_folder(
+    folder: str | os.PathLike[str],
+    size: tuple[int, int],
+    *,
+    image: str = "x",
+    labels: str = "labels",
+    channels_last: bool = False,
+) -> ImageFolder:
+    """Images FOLDER/CLASS/… as arrays for `Batches`: bytes (N, 3, height, width), and the number of each one's class.
+
+        data = ob.image_folder("flowers", (224, 224), image="input")
+        batches = ob.Batches(data, 32, scale="imagenet", transform=ob.augment("flip", "crop"))
+
+    Classes are the folders in the order of their names, `data.classes`. Images are read when a batch needs them and
+    brought to the size. Needs Pillow.
+
+    Errors: InvalidArgumentError for a folder without classes, a class without images, a file that is no image.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise InvalidArgumentError(f"there is no folder {root}")
+    if len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
+        raise InvalidArgumentError(f"size: expected (height, width), got {size!r}")
+    classes = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not classes:
+        raise InvalidArgumentError(f"{root} holds no folders. Expected one for each class, with its images")
+    paths: list[Path] = []
+    numbers: list[int] = []
+    for number, name in enumerate(classes):
+        found = sorted(path for path in (root / name).rglob("*") if path.suffix.lower() in SUFFIXES)
+        if not found:
+            raise InvalidArgumentError(f"{root / name} holds no images ({', '.join(SUFFIXES)})")
+        paths += found
+        numbers += [number] * len(found)
+    _pillow()
+    return ImageFolder(
+        {image: ImageRows(paths, size, channels_last=channels_last), labels: np.array(numbers, np.int64)}, classes
+    )
+
+
+class ImageFolder(dict[str, Any]):
+    """Arrays by name, and the names of the classes."""
+
+    def __init__(self, arrays: Mapping[str, Any], classes: Sequence[str]) -> None:
+        super().__init__(arrays)
+        self.classes = list(classes)
+
+
+def _pillow() -> Any:
+    try:
+        return import_module("PIL.Image")
+    except ImportError as e:
+        raise InvalidArgumentError(f"images are read by Pillow: {e}. Run pip install pillow") from e
+
+
+def scaled(array: np.ndarray, scale: Scale) -> np.ndarray:
+    """scale · array in float32; for "imagenet" (array / 255 - mean) / deviation of each of three channels."""
+    numbers = array.astype(np.float32)
+    if scale != "imagenet":
+        return numbers * np.float32(scale)
+    axis = channel_axis(array.shape)
+    shape = [3 if n == axis else 1 for n in range(array.ndim)]
+    means, deviations = (np.array(values, np.float32).reshape(shape) for values in (MEANS, DEVIATIONS))
+    return (numbers / np.float32(255) - means) / deviations
+
+
+def channel_axis(shape: Sequence[int]) -> int:
+    """The axis of three channels of a batch of images; InvalidArgumentError where there is none."""
+    for axis in (1, len(shape) - 1):
+        if len(shape) == 4 and shape[axis] == 3:
+            return axis
+    raise InvalidArgumentError(f"scale: 'imagenet' is for batches of images of three channels, got the shape {shape}")
+
+
+def check_scale(scale: Any, arrays: Mapping[str, Any]) -> dict[str, Scale]:
+    """The scale of each array; a single one is that of the only images of bytes. Errors: InvalidArgumentError."""
+    if scale is None:
+        return {}
+    if not isinstance(scale, Mapping):
+        images = [name for name, array in arrays.items() if array.dtype == np.uint8 and array.ndim == 4]
+        if len(images) != 1:
+            found = ", ".join(map(repr, images)) or "none"
+            raise InvalidArgumentError(
+                f"scale: which of the arrays? Images of bytes are: {found}. Name it, as scale={{'x': {scale!r}}}"
+            )
+        scale = {images[0]: scale}
+    for name, value in scale.items():
+        if name not in arrays:
+            raise InvalidArgumentError(f"scale: there is no array {name!r}. There are {', '.join(map(repr, arrays))}")
+        if value == "imagenet":
+            channel_axis(arrays[name].shape)
+        elif isinstance(value, bool | str) or not isinstance(value, int | float) or not np.isfinite(value):
+            raise InvalidArgumentError(f"scale: {name!r}: expected a number or 'imagenet', got {value!r}")
+    return dict(scale)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random changes of one row, its images (3 or 1 channels, first or last) and masks (height, width) alike.
+
+    flip: left and right, half of the time. crop: shifted by up to an eighth of either side, what comes in is the
+    reflection. jitter: images alone, contrast and brightness by up to a fifth.
+    """
+
+    flip: bool = False
+    crop: bool = False
+    jitter: bool = False
+
+    def __call__(self, row: Row, rng: np.random.Generator) -> Row:
+        """The row, changed; numbers and short vectors in it stay."""
+        flips, shifts = rng.random() < 0.5, rng.uniform(-1 / 8, 1 / 8, 2)
+        contrast, brightness = rng.uniform(0.8, 1.2), rng.uniform(-0.2, 0.2)
+        result = dict(row)
+        for name, array in row.items():
+            axes = _sides(array)
+            if axes is None:
+                continue
+            if self.flip and flips:
+                array = np.flip(array, axes[1])
+            if self.crop:
+                array = _shifted(array, axes, shifts)
+            if self.jitter and array.ndim == 3:
+                array = _jittered(array, contrast, brightness)
+            result[name] = np.ascontiguousarray(array)
+        return result
+
+
+def augment(*names: str) -> Augmentation:
+    """Random changes of images for `Batches(transform=…)`, of "flip", "crop", "jitter"; see `Augmentation`."""
+    known = ("flip", "crop", "jitter")
+    for name in names:
+        if name not in known:
+            raise InvalidArgumentError(f"augment: expected some of {', '.join(map(repr, known))}, got {name!r}")
+    return Augmentation(**dict.fromkeys(names, True))
+
+
+def _sides(array: np.ndarray) -> tuple[int, int] | None:
+    """The axes of the height and the width of an image or a mask; None for something else."""
+    if array.ndim == 2 and min(array.shape) > 1:
+        return 0, 1
+    if array.ndim == 3 and array.shape[0] in (1, 3):
+        return 1, 2
+    return (0, 1) if array.ndim == 3 and array.shape[2] in (1, 3) else None
+
+
+def _shifted(array: np.ndarray, axes: tuple[int, int], shares: np.ndarray) -> np.ndarray:
+    for axis, share in zip(axes, shares, strict=True):
+        length = array.shape[axis]
+        places = np.abs(np.arange(length) + round(share * length))  # reflected at the start
+        array = np.take(array, np.where(places < length, places, 2 * (length - 1) - places), axis)
+    return array
+
+
+def _jittered(array: np.ndarray, contrast: float, brightness: float) -> np.ndarray:
+    """contrast · (a - mean) + mean + brightness · range, within the range of a byte, or unbounded."""
+    numbers, whole = array.astype(np.float32), array.dtype == np.uint8
+    mean = numbers.mean()
+    changed = contrast * (numbers - mean) + mean + brightness * (255 if whole else np.ptp(numbers))
+    return changed.clip(0, 255).round().astype(np.uint8) if whole else changed.astype(array.dtype)

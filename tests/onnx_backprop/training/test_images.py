@@ -1,0 +1,183 @@
+"""Images in folders, bytes that are scaled, random changes of rows."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper, parser
+from PIL import Image
+
+import onnx_backprop as ob
+from onnx_backprop.command.main import main
+from onnx_backprop.training.data.images import DEVIATIONS, MEANS
+
+RNG = np.random.default_rng(5)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes of three images, each of one colour, in several formats and sizes."""
+    for number, (name, colour) in enumerate((("blue", (0, 0, 250)), ("red", (250, 10, 0)))):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for n, suffix in enumerate(("png", "bmp", "PNG")):
+            pixels = np.full((6 + n, 9 - n, 3), colour, np.uint8) - np.uint8(number)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{n}.{suffix}", format=suffix.upper())
+    (tmp_path / "images" / "red" / "notes.txt").write_text("no image")
+    return tmp_path / "images"
+
+
+def test_folders_are_classes(folder: Path) -> None:
+    data = ob.image_folder(folder, (4, 5), image="image")
+    assert data.classes == ["blue", "red"]
+    assert data["labels"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert (data["image"].shape, data["image"].dtype) == ((6, 3, 4, 5), np.uint8)
+    assert data["image"][[4]][0, :, 1, 1].tolist() == [249, 9, 255]
+    last = ob.image_folder(folder, (4, 5), channels_last=True)
+    assert last["x"][[0, 5]].shape == (2, 4, 5, 3)
+    np.testing.assert_array_equal(last["x"][:].transpose(0, 3, 1, 2), data["image"][:])
+
+
+def test_what_is_no_folder_of_images_is_refused(folder: Path, tmp_path: Path) -> None:
+    for path, sentence in ((tmp_path / "none", "there is no folder"), (folder / "red", "holds no folders")):
+        with pytest.raises(ob.InvalidArgumentError, match=sentence):
+            ob.image_folder(path, (4, 4))
+    (folder / "empty").mkdir()
+    with pytest.raises(ob.InvalidArgumentError, match="empty holds no images"):
+        ob.image_folder(folder, (4, 4))
+    (folder / "empty" / "broken.png").write_bytes(b"no image at all")
+    with pytest.raises(ob.InvalidArgumentError, match=r"broken\.png is no image that Pillow reads"):
+        ob.image_folder(folder, (4, 4))["x"][:]
+    with pytest.raises(ob.InvalidArgumentError, match=r"size: expected \(height, width\)"):
+        ob.image_folder(folder, (4, 0))
+
+
+@pytest.mark.parametrize("axis", [1, 3])
+def test_imagenet(axis: int) -> None:
+    shape = (4, 3, 8, 6) if axis == 1 else (4, 8, 6, 3)
+    x, masks = RNG.integers(0, 256, shape, np.uint8), RNG.integers(0, 3, (4, 8, 6), np.uint8)
+    (batch,) = ob.Batches({"x": x, "labels": masks}, 4, shuffle=False, scale="imagenet")
+    moved = np.moveaxis(x.astype(np.float64) / 255, axis, -1)
+    expected = np.moveaxis((moved - MEANS) / DEVIATIONS, -1, axis)
+    assert batch["x"].dtype == np.float32
+    np.testing.assert_allclose(batch["x"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(batch["labels"], masks)
+    (batch,) = ob.Batches({"x": x, "labels": masks}, 4, shuffle=False, scale={"x": 1 / 255})
+    np.testing.assert_allclose(batch["x"], x / 255, rtol=1e-6)
+
+
+def test_scales_that_do_not_fit() -> None:
+    x = np.zeros((2, 3, 4, 4), np.uint8)
+    cases: list[tuple[Any, Any, str]] = [
+        ({"x": x, "y": x}, 1 / 255, "which of the arrays.*'x', 'y'"),
+        ({"x": x.astype(np.float32)}, 1 / 255, "Images of bytes are: none"),
+        ({"x": x}, {"z": 1}, "there is no array 'z'"),
+        ({"x": x}, {"x": "vgg"}, "expected a number or 'imagenet', got 'vgg'"),
+        ({"x": x[:, :2]}, "imagenet", "of three channels"),
+    ]
+    for arrays, scale, sentence in cases:
+        with pytest.raises(ob.InvalidArgumentError, match=sentence):
+            ob.Batches(arrays, 2, scale=scale)
+
+
+def test_changes_depend_on_the_seed_the_epoch_and_the_row_alone() -> None:
+    x, masks = RNG.integers(0, 256, (9, 3, 16, 16), np.uint8), RNG.integers(0, 3, (9, 16, 16))
+    changes = ob.augment("flip", "crop", "jitter")
+
+    def epoch(size: int, number: int, seed: int = 3) -> dict[str, np.ndarray]:
+        loader = ob.Batches({"x": x, "labels": masks}, size, seed=seed, shuffle=False, transform=changes)
+        loader.set_epoch(number)
+        batches = list(loader)
+        return {name: np.concatenate([batch[name] for batch in batches]) for name in ("x", "labels")}
+
+    first = epoch(4, 0)
+    for name, array in epoch(9, 0).items():
+        np.testing.assert_array_equal(array, first[name])
+    assert not np.array_equal(epoch(4, 1)["x"], first["x"])
+    assert not np.array_equal(epoch(4, 0, seed=4)["x"], first["x"])
+    assert (first["x"].dtype, first["x"].shape) == (np.uint8, x.shape)
+    shards = [list(ob.Batches({"x": x, "labels": masks}, 4, seed=3, transform=changes).shards(n, 2)) for n in (0, 1)]
+    whole = list(ob.Batches({"x": x, "labels": masks}, 4, seed=3, transform=changes))
+    for n, batch in enumerate(whole):
+        np.testing.assert_array_equal(np.concatenate([shard[n]["x"] for shard in shards]), batch["x"])
+
+
+def test_images_and_masks_move_together() -> None:
+    """A mask that is the image's first channel stays that."""
+    x = RNG.integers(0, 256, (40, 1, 16, 24), np.uint8)
+    loader = ob.Batches({"x": x, "mask": x[:, 0]}, 40, shuffle=False, transform=ob.augment("flip", "crop"))
+    (batch,) = loader
+    np.testing.assert_array_equal(batch["x"][:, 0], batch["mask"])
+    moved = [not np.array_equal(a, b) for a, b in zip(batch["mask"], x[:, 0], strict=True)]
+    assert sum(moved) > 30
+    (flipped,) = ob.Batches({"x": x}, 40, shuffle=False, transform=ob.augment("flip"))
+    same = [np.array_equal(a, b) for a, b in zip(flipped["x"], x, strict=True)]
+    mirrored = [np.array_equal(a, b[..., ::-1]) for a, b in zip(flipped["x"], x, strict=True)]
+    assert all(a != b for a, b in zip(same, mirrored, strict=True))
+    assert 8 < sum(same) < 32
+    with pytest.raises(ob.InvalidArgumentError, match="augment: expected some of 'flip', 'crop', 'jitter', got 'turn'"):
+        ob.augment("turn")
+
+
+def test_a_transform_of_ones_own() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+
+    def noisy(row: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, Any]:
+        return {"x": row["x"] + rng.standard_normal(2), "y": row["y"]}
+
+    loader = ob.Batches({"x": x, "y": x}, 3, transform=noisy)
+    first, again = list(loader), list(loader)
+    np.testing.assert_array_equal(first[1]["x"], again[1]["x"])
+    assert not np.array_equal(first[0]["x"], first[0]["y"])
+    wrong: list[Any] = [lambda row, _: {"x": row["x"]}, lambda row, _: {"x": [1] * int(row["y"][0]), "y": 1}]
+    for transform in wrong:
+        with pytest.raises(ob.InvalidArgumentError, match="transform: expected rows with 'x', 'y', each of one shape"):
+            next(iter(ob.Batches({"x": x, "y": x}, 3, transform=transform)))
+
+
+def classifier() -> Any:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[N, 3, 4, 4] image) => (float[N, 2] y) {
+            p = GlobalAveragePool (image) f = Flatten (p) y = MatMul (f, w) }""")
+    weights = RNG.normal(0, 0.1, (3, 2)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    return model
+
+
+def test_bytes_are_warned_of_once() -> None:
+    graph = ob.training_graph(classifier(), loss="softmax_cross_entropy", optimizer="sgd")
+    trainer = ob.Trainer(graph)
+    x = RNG.integers(0, 256, (2, 3, 4, 4), np.uint8)
+    with pytest.warns(
+        ob.OnnxBackpropWarning, match=r"'image' gets bytes of 0 … \d+ as they are.*scale=.*'image': 1/255"
+    ):
+        trainer.step(x, [0, 1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.step(x, [0, 1])
+        ob.Trainer(graph).step(x.astype(np.float32), [0, 1])
+        ob.Trainer(graph).step(x // 255, [0, 1])
+
+
+def test_a_folder_on_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(classifier(), tmp_path / "model.onnx")
+    options = ["--data", str(folder), "--layout", "classes", "--scale", "1/255", "--augment", "flip,crop"]
+    more = ["--loss", "softmax_cross_entropy", "--epochs", "40", "--learning-rate", "0.1", "--batch-size", "3"]
+    where = ["train", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "out.onnx")]
+    assert main([*where, *options, *more, "--evaluation", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "image uint8 6×3×4×4" in said
+    trained = ob.session(tmp_path / "out.onnx")
+    pixels = ob.image_folder(folder, (4, 4))["x"][:].astype(np.float32) / 255
+    assert np.asarray(trained.run(None, {"image": pixels})[0]).argmax(1).tolist() == [0, 0, 0, 1, 1, 1]
+    for wrong, sentence in (
+        (["--scale", "x"], "--scale: expected a number"),
+        (["--size", "4"], "--size: expected HEIGHT"),
+    ):
+        assert main([*where, "--force", *options, *more, *wrong]) == 2
+        assert sentence in " ".join(capsys.readouterr().err.split())
