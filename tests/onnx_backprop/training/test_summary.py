@@ -61,7 +61,7 @@ def test_a_line_an_epoch_and_one_a_minute(caplog: pytest.LogCaptureFixture, monk
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with caplog.at_level(logging.INFO, "onnx_backprop"):
-        told = progress.Progress(None, batches(), 2, SimpleNamespace(steps=0))  # type: ignore[arg-type]
+        told = progress.Progress(None, batches(), 2, SimpleNamespace(steps=0))
         for n in range(18):
             now[0] += 25.0
             metrics = {"accuracy": 0.5, "each": [0.1, 0.2]} if n % 9 == 8 else {}
