@@ -106,7 +106,8 @@ class Records(list[Record]):
             points = [(r.step, r.metrics[name]) for r in self if isinstance(r.metrics.get(name), int | float)]
             if points:
                 result[name] = {name: points}
-        return result | {"learning rate": {"learning rate": [(r.step, r.learning_rate) for r in self]}}
+        result["learning rate"] = {"learning rate": [(r.step, r.learning_rate) for r in self]}
+        return result
 
     def chart(self) -> str:
         """Losses over steps, metrics, and the learning rate, as a part of a page."""

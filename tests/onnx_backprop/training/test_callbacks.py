@@ -103,6 +103,8 @@ def test_the_best_checkpoint_is_gone_back_to(tmp_path: Path, caplog: pytest.LogC
     assert read_checkpoint(tmp_path / "c")[1]["steps"] == 12
     last, _ = fitted([3.0, 2.0], callbacks.KeepBest(path, "told"), epochs=2)
     assert last.steps == 4  # it is the last that is the best
+    cut, _ = fitted([3.0, 2.0], callbacks.KeepBest(path, "told"), lambda t, _: t.steps == 5)
+    assert cut.steps == 4  # a step behind the best epoch is not part of it
 
 
 def test_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
