@@ -52,6 +52,14 @@ def test_more_may_be_better_and_by_how_much() -> None:
     assert fitted([float("nan"), 1.0, float("nan"), float("nan")], nan)[0].epoch == 4
 
 
+def test_the_loss_of_an_epoch_is_the_mean_of_its_steps() -> None:
+    watched = callbacks.EarlyStopping("loss", patience=9)
+    _, records = fitted(VALUES, watched)
+    losses = np.array([r.loss for r in records]).reshape(9, 2).mean(axis=1)
+    assert watched.best == pytest.approx(losses.min(), rel=1e-12)
+    assert watched.waited == 8 - losses.argmin()
+
+
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
 def test_a_resumed_training_counts_on(tmp_path: Path, stop: int) -> None:
     def calls(name: str) -> list[Any]:
