@@ -17,7 +17,7 @@ Points = Sequence[tuple[float, float]]
 
 _POINTS = 1200  # of one curve at most; more are thinned out by means
 _PIECES = re.compile(r"(?<=[/._:])(?=[^\W\d])|(?<=[a-z])(?=[A-Z])")
-_COLUMNS = 5  # of a table that fits a narrow page
+_COLUMNS = 2  # of text, beside those of numbers, in a table that fits a narrow page
 _TICKS = 5  # of an axis, about
 # As far from white as from black.
 _COLOURS = ("#2f7fc4", "#d4641f", "#35945a", "#9464c8", "#cf4673", "#7d7d7d", "#a3811a", "#1f9490")
@@ -45,9 +45,9 @@ Cell = str | Bar | Verdict
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, numbers: Sequence[int] = (), most: int = 0) -> str:
     """A table; columns of the given `numbers` stand to the right. Rows from the number `most` on open at a click.
 
-    Where the page is narrow, rows of many columns become paragraphs.
+    Where the page is narrow, rows of many columns of text become paragraphs.
     """
-    wide = len(header) > _COLUMNS
+    wide = len(header) - len(numbers) > _COLUMNS
     names = header if wide else [""] * max(len(header), 1)
     lines = [
         _row([_td(cell, n in numbers, name) for n, (cell, name) in enumerate(zip(row, names, strict=True))])

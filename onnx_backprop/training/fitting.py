@@ -174,8 +174,8 @@ def _writer(
         file = Log(log, start=start, metrics=metrics)
         stack.callback(file.close)
         return file.write
-    if hasattr(log, "close"):
-        stack.callback(log.close)
+    if close := getattr(log, "close", None):
+        stack.callback(close)
     return lambda record: log(record.known())
 
 

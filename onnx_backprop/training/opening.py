@@ -19,7 +19,7 @@ from onnx_backprop.providers.placed import Placed
 OrtValue = onnxruntime.OrtValue
 
 
-def check_arguments(seed: Any, session_options: Any, read_every: Any) -> None:
+def check_arguments(seed: int, session_options: Any, read_every: int) -> None:
     """InvalidArgumentError for a seed of more than 64 bits, options of something else, and no steps to read after."""
     if not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63:
         raise InvalidArgumentError(f"seed: expected a whole number of 64 bits, got {seed!r}")

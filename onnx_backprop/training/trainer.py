@@ -53,6 +53,7 @@ from onnx_backprop.training.measures import Metrics, chosen_metrics
 from onnx_backprop.training.opening import check_arguments, declared_rate, open_model, take_frozen
 from onnx_backprop.training.rates import find_learning_rate
 from onnx_backprop.training.reports.history import Losses, Measured
+from onnx_backprop.training.reports.summary import summary
 from onnx_backprop.training.schedules import Schedule, checked_rate, described
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Trainer:
     that were read last, by the number of the step.
     """
 
-    fit, find_learning_rate = fit, find_learning_rate
+    fit, find_learning_rate, summary = fit, find_learning_rate, summary
     __reduce__ = reduced
 
     def __init__(

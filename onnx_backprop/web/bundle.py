@@ -90,8 +90,10 @@ def _about(graph: TrainingGraph, places: dict[str, int]) -> dict[str, Any]:
             entry["at"] = places[slot.name]
         else:
             raise InvalidArgumentError(f"{slot.name!r} is trained, but no output of the model depends on it. Freeze it")
+    axes = {each["target"]: each.get("axis") for each in graph.options.compared if not each.get("shift")}
     known = [
-        {"name": name, "classes": of.get("classes"), "ignored": of.get("ignored")} for name, of in inputs.labels.items()
+        {"name": name, "classes": of.get("classes"), "ignored": of.get("ignored"), "axis": axes.get(name)}
+        for name, of in inputs.labels.items()
     ]
     labels = known[0] if len(known) == 1 else None  # of several, the session finds what there is not
     rate = declared[str(graph.learning_rate)]

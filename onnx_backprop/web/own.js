@@ -1,4 +1,5 @@
 // A visitor's own pictures, or tables of numbers, through the model as it stands.
+import { chosen, colour } from './classes.js';
 
 const $ = (id) => document.getElementById(id);
 const MOST = 20; // results that are shown
@@ -9,7 +10,7 @@ export function tryOwn(site, ask) {
   if (!own) return;
   $('own').hidden = false;
   const image = own.kind === 'image';
-  $('ownHint').textContent = image ? 'Choose pictures, or drop them here. They are scaled to what the model reads.'
+  $('ownHint').textContent = image ? 'Choose pictures, or drop them here. Their middle is scaled to what the model reads.'
     : `Choose a CSV file, or drop it here: rows of ${own.dims[0]} numbers, and the right answer behind them if you have it.`;
   $('files').accept = image ? 'image/*' : '.csv,.tsv,.txt,text/csv';
   $('invertBox').hidden = !image;
@@ -59,7 +60,8 @@ async function picture(file, site, ask) {
   const bitmap = await createImageBitmap(file).catch(() => { throw new Error('the browser cannot read this picture'); });
   const [canvas, context] = blank(width, height, `${file.name} as the model reads it`);
   context.imageSmoothingQuality = 'high';
-  context.drawImage(bitmap, 0, 0, width, height);
+  const scale = Math.max(width / bitmap.width, height / bitmap.height), w = width / scale, h = height / scale;
+  context.drawImage(bitmap, (bitmap.width - w) / 2, (bitmap.height - h) / 2, w, h, 0, 0, width, height);
   const pixels = context.getImageData(0, 0, width, height), numbers = [];
   for (let i = 0; i < pixels.data.length; i += 4) {
     const opaque = pixels.data[i + 3] / 255, rgb = [0, 1, 2].map((c) => (pixels.data[i + c] * opaque) + 255 * (1 - opaque));
@@ -72,8 +74,30 @@ async function picture(file, site, ask) {
     for (let i = c; i < pixels.data.length; i += 4) numbers.push(low + (pixels.data[i] / 255) * (high - low));
   }
   const [first] = Object.values(await ask('predict', { feeds: batch([numbers], site) }));
-  const drawn = first.dims.length === 4 ? [canvas, output(first, site)] : [canvas];
-  result(drawn, `${file.name}: ${first.dims.length === 4 ? 'what the model makes of it' : spoken(first, 0, site)}`);
+  if (first.dims.length !== 4) return result([canvas], `${file.name}: ${spoken(first, 0, site)}`);
+  if (site.classes) return result([canvas, ...classMap(first, site.classes)], `${file.name}: the class at every place`);
+  result([canvas, output(first, site)], `${file.name}: what the model makes of it`);
+}
+
+/** The classes of the first image as a map of colours, and a legend of those that are there, with their share. */
+function classMap({ data, dims }, { axis }) {
+  const [height, width] = axis === -1 ? dims.slice(1, 3) : dims.slice(2), size = height * width;
+  const classes = chosen({ data, dims }, axis).subarray(0, size), counts = new Map();
+  const [canvas, context] = blank(width, height, 'The class at every place');
+  const pixels = context.createImageData(width, height);
+  classes.forEach((c, i) => {
+    pixels.data.set([...colour(c), 255], 4 * i);
+    counts.set(c, (counts.get(c) ?? 0) + 1);
+  });
+  context.putImageData(pixels, 0, 0);
+  const legend = Object.assign(document.createElement('ul'), { className: 'legend' });
+  for (const [c, count] of [...counts].sort((a, b) => b[1] - a[1])) {
+    const entry = document.createElement('li'), patch = document.createElement('i');
+    patch.style.background = `rgb(${colour(c)})`;
+    entry.append(patch, `class ${c}, ${(100 * count / size).toFixed(1)} %`);
+    legend.append(entry);
+  }
+  return [canvas, legend];
 }
 
 /** An output (N, C, H, W) as a picture: probabilities from black to white, else from the least number to the largest. */

@@ -20,7 +20,18 @@ from onnx_backprop.web.webgpu import webgpu_bundle
 
 RUNTIME_VERSION = "1.30.0"  # of onnxruntime-web, where it comes from a CDN
 CDN = f"https://cdn.jsdelivr.net/npm/onnxruntime-web@{RUNTIME_VERSION}/dist/"
-PAGE = ("index.html", "style.css", "page.js", "chart.js", "own.js", "worker.js", "store.js", "trainer.js", "rows.js")
+PAGE = (
+    "index.html",
+    "style.css",
+    "page.js",
+    "chart.js",
+    "own.js",
+    "worker.js",
+    "store.js",
+    "trainer.js",
+    "rows.js",
+    "classes.js",
+)
 # The module to import, and what it loads from the same folder.
 RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 WEBGPU = ("ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm")
@@ -54,12 +65,14 @@ def write_site(
     learning_rate: float,
     runtime: Path | None = None,
     fixed: TrainingGraph | None = None,
+    schedule: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
     """Write the site, each file complete or not at all; the bytes of each by its name.
 
     arrays: a row of each for every row of data, by the names of the graph's inputs, the first `train` to train on.
     runtime: the folder `dist` of onnxruntime-web, which is copied; None for a link to a CDN.
     fixed: the graph of the same model with all lengths, not inlined; then the page trains on WebGPU.
+    schedule: of the learning rate: its name, "linear" or "cosine", steps, and warmup, the steps of a rise in front.
     Errors: InvalidArgumentError for what `bundle` refuses, for a folder without onnxruntime-web, and where nothing can
     be written.
     """
@@ -85,6 +98,8 @@ def write_site(
         "id": identity.hexdigest(),
         "loss": settings["name"] if isinstance(settings, dict) else None,
         "target": graph.target,
+        "classes": _classes(graph),
+        "schedule": None if schedule is None else dict(schedule),
         "batch": min(batch, train),
         "batchFixed": one_size,
         "learningRate": learning_rate,
@@ -96,6 +111,12 @@ def write_site(
     files["site.json"] = json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     _write(folder, files)
     return {name: len(content) for name, content in files.items()}
+
+
+def _classes(graph: TrainingGraph) -> dict[str, int] | None:
+    """Where the classes of the output are that the page shows, if the loss reads scores of classes there."""
+    found = [each for each in graph.options.compared if each.get("axis") is not None and not each.get("shift")]
+    return {"axis": int(found[0]["axis"])} if found and found[0]["prediction"] == graph.outputs[0] else None
 
 
 def _any_batch(graph: TrainingGraph) -> bool:

@@ -2,12 +2,13 @@
 import { Diverged, Trainer } from './trainer.js';
 import { Rows } from './rows.js';
 import { Curve } from './chart.js';
+import { factor, right } from './classes.js';
 import * as store from './store.js';
 
 const SAVE_EVERY = 2000, TELL_EVERY = 100; // milliseconds
 const OUT_OF_MEMORY = /alloc|memory|OOM|out of bounds|SafeInt/i;
 
-let site, rows, trainer, ort, curve, held, batch, running = false, kept = true, savedAt = 0, keptAt = 0, good, stopped;
+let site, rows, trainer, ort, curve, held, batch, rate, running = false, kept = true, savedAt = 0, keptAt = 0, good, stopped;
 
 /** One after the other: a session runs once at a time, and what is read of the state is of one step. */
 let last = Promise.resolve();
@@ -54,7 +55,7 @@ async function start({ name, resume }) {
   ort.env.logLevel = 'error';
   rows = new Rows(site.data, await read('data.bin'));
   trainer = await Trainer.create(ort, (file) => read(`model/${file}`), site.session ?? {});
-  trainer.learningRate = site.learningRate;
+  rate = site.learningRate;
   batch = site.batch;
   curve = new Curve();
   held = [];
@@ -65,11 +66,11 @@ async function start({ name, resume }) {
 }
 
 const now = () => ({
-  steps: trainer.steps, curve, held, rate: trainer.learningRate, batch, threads: site.session ? null : ort.env.wasm.numThreads,
+  steps: trainer.steps, curve, held, rate, batch, threads: site.session ? null : ort.env.wasm.numThreads,
 });
 
 /** Take what is kept, if anything is. */
-async function restore(rate = true) {
+async function restore(withRate = true) {
   if (!kept) return null;
   try {
     const record = await store.load(site.id);
@@ -77,7 +78,7 @@ async function restore(rate = true) {
     trainer.restore(record.state, record.steps);
     keptAt = record.steps;
     good = undefined;
-    if (rate) trainer.learningRate = record.rate;
+    if (withRate) ({ rate } = record);
     ({ batch, held } = record);
     curve = new Curve(record.curve);
     return record;
@@ -94,7 +95,7 @@ const save = () => inTurn(async () => {
   if (!kept || (good && !await trainer.evaluate(good).then(({ loss }) => Number.isFinite(loss), () => false))) return;
   try {
     const state = await trainer.state();
-    const { steps, learningRate: rate } = trainer, { points, width, sum, count } = curve;
+    const { steps } = trainer, { points, width, sum, count } = curve;
     await store.save(site.id, { state, steps, rate, batch, held, running, curve: { points, width, sum, count } });
     keptAt = steps;
     tell('saved', { steps });
@@ -103,28 +104,18 @@ const save = () => inTurn(async () => {
   }
 });
 
-/** How many rows of the logits (N, classes) have their label as the largest; NaN for other shapes. */
-function right({ data, dims: [n, classes, ...more] }, labels) {
-  if (more.length || labels.length !== n) return NaN;
-  let count = 0;
-  for (let i = 0; i < n; i++) {
-    let best = 0;
-    for (let c = 1; c < classes; c++) if (data[i * classes + c] > data[i * classes + best]) best = c;
-    count += best === Number(labels[i]);
-  }
-  return count;
-}
-
 async function evaluate(batches) {
-  let loss = 0, hits = 0, seen = 0;
+  const { labels } = trainer.about;
+  let loss = 0, hits = 0, count = 0, seen = 0;
   for (const feeds of batches) {
     const n = Object.values(feeds)[0].dims[0], found = await trainer.evaluate(feeds);
     loss += n * found.loss;
-    if (trainer.about.labels) hits += right(Object.values(found.outputs)[0], feeds[trainer.about.labels.name].data);
+    const hit = labels && right(Object.values(found.outputs)[0], feeds[labels.name].data, labels);
+    if (hit) { hits += hit.hits; count += hit.count; }
     seen += n;
   }
   if (!seen) return null;
-  return { loss: loss / seen, accuracy: trainer.about.labels && Number.isFinite(hits) ? hits / seen : null, rows: seen };
+  return { loss: loss / seen, accuracy: count ? hits / count : null, rows: seen };
 }
 
 async function measure() {
@@ -157,6 +148,7 @@ async function run() {
   try {
     while (running) {
       const feeds = rows.shuffled(trainer.steps, batch), before = performance.now();
+      trainer.learningRate = rate * factor(site.schedule, trainer.steps);
       const loss = await inTurn(() => trainer.step(feeds)), now = performance.now();
       good = feeds;
       times.push(now - before);
@@ -197,7 +189,10 @@ const DO = {
   run,
   async pause() { running = false; await stopped; await save(); },
   save,
-  rate({ value }) { trainer.learningRate = value; },
+  rate({ value }) {
+    trainer.learningRate = value; // which refuses what is none
+    rate = value;
+  },
   batch({ value }) {
     if (!(Number.isInteger(value) && value >= 1 && value <= rows.train)) throw new RangeError(`rows a step: expected 1 … ${rows.train}, got ${value}`);
     batch = value;

@@ -164,7 +164,8 @@ def named_metrics(given: str | AnyMetric | Iterable[AnyMetric] | Mapping[str, An
         pairs = [(str(name), _metric(metric)) for name, metric in given.items()]
     else:
         several = isinstance(given, Iterable) and not isinstance(given, str) and not _is_updated(given)
-        each = [part for one in (given if several else [given]) for part in _parts(one)]
+        entries: Iterable[Any] = given if several else [given]  # pyright: ignore[reportAssignmentType]
+        each = [part for one in entries for part in _parts(one)]
         labels = [part.replace(":", "_") if isinstance(part, str) else _metric(part).label for part in each]
         pairs = list(zip(labels, map(_metric, each), strict=True))
     names = [name for name, _ in pairs]

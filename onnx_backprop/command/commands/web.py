@@ -59,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         learning_rate=arguments.learning_rate,
         fixed=fixed,
         runtime=None if arguments.runtime is None else Path(arguments.runtime),
+        schedule=_schedule(arguments, train),
     )
     if not arguments.quiet:
         parts = {"graphs and weights": "model/", "data": "data.bin", "runtime": "runtime/"}
@@ -68,6 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"rows: {train:,} to train on, {len(next(iter(arrays.values()))) - train:,} held out")
         print(f"written: {folder}. Look at it with `onnx-backprop serve {folder}`")
     return 0
+
+
+def _schedule(arguments: argparse.Namespace, rows: int) -> dict[str, Any] | None:
+    """What the page makes of the learning rate, over the epochs that are asked for."""
+    if arguments.schedule == "constant" and not arguments.warmup:
+        return None
+    steps = max(1, rows // min(arguments.batch_size, rows)) * arguments.epochs
+    return {"name": arguments.schedule, "steps": steps, "warmup": arguments.warmup}
 
 
 def _typed(arrays: Mapping[str, Any], kinds: dict[str, int]) -> dict[str, np.ndarray]:
@@ -113,6 +122,14 @@ COMMAND = Command(
         *shared("--learning-rate", metavar=None, help="to start with (%(default)s)"),
         *shared("--weight-decay", metavar=None),
         *OF_LOSSES,
+        argument(
+            "--schedule",
+            choices=("constant", "linear", "cosine"),
+            default="constant",
+            help="of the learning rate, down to 0 over --epochs (%(default)s)",
+        ),
+        argument("--epochs", default=20, least=1, metavar="N", help="of --schedule; the page goes on (%(default)s)"),
+        argument("--warmup", default=0, least=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
         *shared("--training-mode", "--no-frozen-statistics"),
         *shared("--seed", help="of the choice of held-out rows (%(default)s)"),
         argument(

@@ -91,11 +91,13 @@ def renew_statistics(trainer: Any, loader: Any) -> None:
 
         for given in shard_of_rank(loader, trainer.communicator):
             batch = trainer.named(given)
-            found, count = of_batch(batch, 0.0), rows(next(iter(batch.values())))
+            count = np.array([rows(next(iter(batch.values()), ()))], np.int64)
+            trainer.communicator.sum(count)  # or ranks with other numbers of rows would come to other means
+            found = of_batch(batch, 0.0)
             if not momentum:
                 momentum = {name: one - found[name] for name, one in of_batch(batch, 1.0).items()}
-            sums = {name: total + count * found[name] / (1 - momentum[name]) for name, total in sums.items()}
-            seen += count
+            sums = {name: total + count[0] * found[name] / (1 - momentum[name]) for name, total in sums.items()}
+            seen += int(count[0])
     if not seen:
         raise InvalidArgumentError(
             "StochasticWeightAveraging: the loader gives no batch any more, of which running statistics are made. Give "

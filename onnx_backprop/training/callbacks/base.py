@@ -194,7 +194,9 @@ def without_callbacks(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
 
 def better_of(metrics: Mapping[str, Any], names: Iterable[str], *, evaluation: bool) -> dict[str, bool | None]:
     """What a record has behind an epoch, and whether more of it is better."""
-    result: dict[str, bool | None] = {"loss": False} | ({"evaluation": False} if evaluation else {})
+    result: dict[str, bool | None] = {"loss": False}
+    if evaluation:
+        result["evaluation"] = False
     for name in names:
         metric = metrics.get(name)
         said = getattr(metric, "better", None)  # of a function

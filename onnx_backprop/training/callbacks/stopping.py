@@ -59,6 +59,8 @@ class KeepBest(Monitor):
     writes its weights. The checkpoint of `fit` itself stays that of the last step.
     """
 
+    _fields = (*Monitor._fields, "best_step")
+
     def __init__(
         self,
         path: str | Path,
@@ -70,18 +72,19 @@ class KeepBest(Monitor):
     ) -> None:
         super().__init__(monitor, mode=mode, min_delta=min_delta)
         check_writable(path)
-        self.path, self._goes_back = path, restore
+        self.path, self._goes_back, self.best_step = path, restore, 0
 
     def seen(self, trainer: Any, record: Record, *, better: bool) -> bool | None:
         del record
         if better:
+            self.best_step = trainer.steps
             kept = trainer.kept
             trainer.save(self.path)
             trainer.kept = kept or trainer.kept
         return None
 
     def finish(self, run: Run) -> None:
-        if not self._goes_back or self.best is None or not self.waited:
+        if not self._goes_back or self.best is None or run.trainer.steps == self.best_step:
             return
         if run.trainer.communicator.rank == 0 and not Path(self.path).is_file():
             raise InvalidArgumentError(f"KeepBest: the checkpoint {self.path} of the best epoch is not there any more")

@@ -9,6 +9,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -44,24 +45,30 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield from ((f"{name}/{n}", float(each)) for n, each in enumerate(value))
 
 
-def _needs(name: str, package: str, error: ImportError) -> KernelError:
-    return KernelError(f"callbacks.{name} needs {package}: {error}. Install it with `pip install {package}`")
+def _imported(name: str, package: str, *modules: str) -> list[Any]:
+    """Modules of a package that is an extra; KernelError without it."""
+    try:
+        return [import_module(module) for module in modules]
+    except ImportError as e:
+        raise KernelError(f"callbacks.{name} needs {package}: {e}. Install it with `pip install {package}`") from e
 
 
 class TensorBoard(Tracker):
     """Event files for TensorBoard in a folder, by the package `tensorboard`; PyTorch is not needed."""
 
     def __init__(self, folder: str | Path) -> None:
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as e:
-            raise _needs("TensorBoard", "tensorboard", e) from e
+        event, self._summary, writer = _imported(
+            "TensorBoard",
+            "tensorboard",
+            "tensorboard.compat.proto.event_pb2",
+            "tensorboard.compat.proto.summary_pb2",
+            "tensorboard.summary.writer.event_file_writer",
+        )
         if not str(folder):
             raise InvalidArgumentError("TensorBoard: folder: expected the name of a folder, got ''")
-        self._event, self._summary = event_pb2.Event, summary_pb2
+        self._event = event.Event
         try:
-            self._writer = EventFileWriter(str(folder), filename_suffix=f".{socket.gethostname()}")
+            self._writer = writer.EventFileWriter(str(folder), filename_suffix=f".{socket.gethostname()}")
         except OSError as e:
             raise InvalidArgumentError(f"cannot write to {folder}: {e.strerror or e}") from e
 
@@ -105,16 +112,12 @@ class MLflow(Tracker):
         uri: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        try:
-            from mlflow.entities import Metric, Param
-            from mlflow.tracking import MlflowClient
-        except ImportError as e:
-            raise _needs("MLflow", "mlflow", e) from e
-        self._metric, self._client = Metric, MlflowClient(tracking_uri=uri)
+        entities, tracking = _imported("MLflow", "mlflow", "mlflow.entities", "mlflow.tracking")
+        self._metric, self._client = entities.Metric, tracking.MlflowClient(tracking_uri=uri)
         found = self._client.get_experiment_by_name(experiment)
         number = self._client.create_experiment(experiment) if found is None else found.experiment_id
         self.run_id: str = self._client.create_run(number, run_name=run).info.run_id
-        noted = [Param(name, str(value)) for name, value in (parameters or {}).items()]
+        noted = [entities.Param(name, str(value)) for name, value in (parameters or {}).items()]
         self._client.log_batch(self.run_id, params=noted)
 
     def numbers(self, values: Mapping[str, float], step: int) -> None:
@@ -129,11 +132,8 @@ class WandB(Tracker):
     """A run of Weights & Biases; the arguments are those of `wandb.init`. `log=wandb.log` does as well."""
 
     def __init__(self, **arguments: Any) -> None:
-        try:
-            import wandb
-        except ImportError as e:
-            raise _needs("WandB", "wandb", e) from e
-        self._wandb, self._run = wandb, wandb.init(**arguments)
+        (self._wandb,) = _imported("WandB", "wandb", "wandb")
+        self._run = self._wandb.init(**arguments)
 
     def numbers(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)

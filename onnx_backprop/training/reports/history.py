@@ -104,8 +104,10 @@ class Records(list[Record]):
         result: dict[str, dict[str, Points]] = {"loss": losses}
         for name in dict.fromkeys(name for r in self for name in r.metrics):
             points = [(r.step, r.metrics[name]) for r in self if isinstance(r.metrics.get(name), int | float)]
-            result |= {name: {name: points}} if points else {}
-        return result | {"learning rate": {"learning rate": [(r.step, r.learning_rate) for r in self]}}
+            if points:
+                result[name] = {name: points}
+        result["learning rate"] = {"learning rate": [(r.step, r.learning_rate) for r in self]}
+        return result
 
     def chart(self) -> str:
         """Losses over steps, metrics, and the learning rate, as a part of a page."""

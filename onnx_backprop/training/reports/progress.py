@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from onnx_backprop.converters.pages import fragment, table
@@ -101,16 +102,15 @@ class _Table:
 
     def add(self, record: Record, loss: float, seconds: float) -> None:
         """An epoch more."""
-        from IPython.display import HTML, display  # where a notebook runs it is there
-
+        shows: Any = import_module("IPython.display")  # which is there where a notebook runs
         cells = {"epoch": str(record.epoch + 1), "loss": f"{loss:.4g}"}
         cells |= {name: f"{value:.4g}" for name, value in measured_of(record).items()}
         self._rows.append(cells | {"learning rate": f"{record.learning_rate:.3g}", "seconds": f"{seconds:.1f}"})
         names = list(dict.fromkeys(name for row in self._rows for name in row))
         rows = [[row.get(name, "") for name in names] for row in self._rows[-_ROWS:]]
-        page = HTML(fragment(table(names, rows, numbers=range(len(names)))))
+        page = shows.HTML(fragment(table(names, rows, numbers=range(len(names)))))
         if self._shown is None:
-            self._shown = display(page, display_id=True)
+            self._shown = shows.display(page, display_id=True)
         else:
             self._shown.update(page)
 

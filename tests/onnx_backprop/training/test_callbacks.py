@@ -52,6 +52,14 @@ def test_more_may_be_better_and_by_how_much() -> None:
     assert fitted([float("nan"), 1.0, float("nan"), float("nan")], nan)[0].epoch == 4
 
 
+def test_the_loss_of_an_epoch_is_the_mean_of_its_steps() -> None:
+    watched = callbacks.EarlyStopping("loss", patience=9)
+    _, records = fitted(VALUES, watched)
+    losses = np.array([r.loss for r in records]).reshape(9, 2).mean(axis=1)
+    assert watched.best == pytest.approx(losses.min(), rel=1e-12)
+    assert watched.waited == 8 - losses.argmin()
+
+
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
 def test_a_resumed_training_counts_on(tmp_path: Path, stop: int) -> None:
     def calls(name: str) -> list[Any]:
@@ -103,6 +111,8 @@ def test_the_best_checkpoint_is_gone_back_to(tmp_path: Path, caplog: pytest.LogC
     assert read_checkpoint(tmp_path / "c")[1]["steps"] == 12
     last, _ = fitted([3.0, 2.0], callbacks.KeepBest(path, "told"), epochs=2)
     assert last.steps == 4  # it is the last that is the best
+    cut, _ = fitted([3.0, 2.0], callbacks.KeepBest(path, "told"), lambda t, _: t.steps == 5)
+    assert cut.steps == 4  # a step behind the best epoch is not part of it
 
 
 def test_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +22,12 @@ def trained(*logs: Any, **options: Any) -> Any:
 
 def test_tensorboard_shows_every_number_and_histogram(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed here")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
+    accumulator: Any = import_module("tensorboard.backend.event_processing.event_accumulator")
     board = ob.callbacks.TensorBoard(tmp_path / "runs")
     histograms = ob.callbacks.Histograms(data(10), every=9, to=board)
     told: list[dict[str, Any]] = []
     records = trained(board, tmp_path / "log.csv", told.append, callbacks=[histograms])
-    read = EventAccumulator(str(tmp_path / "runs"), {"scalars": 0, "histograms": 0})
+    read = accumulator.EventAccumulator(str(tmp_path / "runs"), {"scalars": 0, "histograms": 0})
     read.Reload()
     scalars = {name: [(event.step, event.value) for event in read.Scalars(name)] for name in read.Tags()["scalars"]}
     assert scalars.keys() >= {"loss", "learning_rate", "evaluation", "accuracy", "each/0", "each/2"}
@@ -44,12 +44,11 @@ def test_tensorboard_shows_every_number_and_histogram(tmp_path: Path) -> None:
 def test_mlflow_keeps_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="mlflow is not installed here")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # which MLflow 3 asks for
-    from mlflow.tracking import MlflowClient
-
+    tracking: Any = import_module("mlflow.tracking")
     uri = (tmp_path / "runs").as_uri()
     tracker = ob.callbacks.MLflow("digits", run="first", uri=uri, parameters={"optimizer": "adamw"})
     records = trained(tracker)
-    client = MlflowClient(tracking_uri=uri)
+    client = tracking.MlflowClient(tracking_uri=uri)
     run = client.get_run(tracker.run_id)
     assert (run.data.params, run.info.status, run.info.run_name) == ({"optimizer": "adamw"}, "FINISHED", "first")
     history = client.get_metric_history(tracker.run_id, "loss")

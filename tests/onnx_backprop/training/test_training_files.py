@@ -16,7 +16,7 @@ import safetensors.numpy
 import onnx_backprop as ob
 import onnx_backprop.training.trainer
 from onnx_backprop.converters.training.optimizers import SGD
-from onnx_backprop.training.reports.history import read_log
+from onnx_backprop.training.reports.history import Records, read_log
 from onnx_backprop.training.schedules import Cosine, Step, Warmup
 from tests.support.training_models import batches, data, fitted, training
 
@@ -87,6 +87,7 @@ def test_metrics_stand_in_records_and_logs(tmp_path: Path, name: str) -> None:
     assert read_log(log) == [*records, *more]
     assert list(more[-1].metrics) == ["f1"]
     for shown in (records, more):
+        assert isinstance(shown, Records)
         assert "evaluation" in shown._repr_html_()
     with pytest.raises(ob.InvalidArgumentError, match="metrics: goes with evaluation"):
         fitted(1, metrics="accuracy")
