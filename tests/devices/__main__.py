@@ -2,8 +2,8 @@
 
     python -m tests.devices [--devices webgpu openvino] [--only ResNet-18] [--steps 20] [--hardware]
 
-Behind all networks come the tests of providers. Exit code 1 where one fails, a loss is more than 1e-4 from the CPU's, state
-was copied back in a step, or WebGPU does not run a network, or less than 97 % of a convolutional one.
+Behind all networks come the tests of providers. Exit code 1 where one fails, a loss is more than 1e-4 from the CPU's (1e-3
+on OpenVINO), state was copied back in a step, or WebGPU does not run a network, or less than 97 % of a convolutional one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from tests.devices.networks import CASES, Case
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "devices.md"
 BEGIN, END = "<!-- written by make devices -->", "<!-- up to here -->"
-MOST_UNLIKE, LEAST_SHARE = 1e-4, 0.97
+# OpenVINO rounds otherwise, so that small gradients are 1e-4 apart, which AdamW divides by themselves
+MOST_UNLIKE, LEAST_SHARE = {"webgpu": 1e-4, "openvino": 1e-3}, 0.97
 DEVICES, STEPS = ("webgpu", "openvino"), 20
 
 
@@ -75,7 +76,7 @@ def _faults(case: Case, device: str, found: dict[str, Any]) -> list[str]:
     if "error" in found:
         return ["it does not run"] if device == "webgpu" else []
     faults = []
-    if not found["unlike"] <= MOST_UNLIKE:
+    if not found["unlike"] <= MOST_UNLIKE.get(device, 1e-4):
         faults.append("other losses")
     if found["copied"]:
         faults.append(f"{found['copied']} tensors of the state were copied back in the steps")
