@@ -29,6 +29,7 @@ _ANNOTATION = "layer_ann"  # which onnxruntime reads in a node's metadata
 _NO_INDICES = "its kernel gives no Indices"
 _NO_HALF = "the device has no arithmetic in float16"
 _NO_TRAINING = "its kernel has no training mode"
+_NO_ANTIALIAS = "its kernel has no antialias"
 _MOST_NUMBERS = 4096  # of a constant that a form may look at
 
 
@@ -178,6 +179,8 @@ def _left(model: ModelProto, limits: Limits) -> Iterator[tuple[str, str]]:
             yield node.name, _NO_INDICES
         elif node.op_type == "BatchNormalization" and attributes_of(node).get("training_mode"):
             yield node.name, _NO_TRAINING
+        elif node.op_type == "Resize" and attributes_of(node).get("antialias"):
+            yield node.name, _NO_ANTIALIAS
 
 
 def _name_nodes(model: ModelProto) -> None:

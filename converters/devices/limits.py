@@ -12,8 +12,8 @@ class Limits:
     fixed_lengths: arithmetic on shapes runs on the host, so lengths are to be those of a batch.
     float64, float16: whether there is arithmetic in these types.
     nan: whether what is no number stays so, in a maximum above all.
-    lacks: operators without a kernel that `expand.FORMS` has others for; of BatchNormalization the training mode and
-        of MaxPool the Indices are meant.
+    lacks: operators without a kernel that `expand.FORMS` has others for; of BatchNormalization the training mode,
+        of MaxPool the Indices and of Resize antialias are meant.
     """
 
     fixed_lengths: bool = False

@@ -37,15 +37,15 @@ class Provider:
     about: str = ""
 
 
-# What WebGPU's kernels lack: float64 and int64, so arithmetic on shapes runs on the host; MaxPool's Indices, and
-# BatchNormalization in training mode, which its kernels take and then fail; these operators altogether; and NaN: what
-# shaders make of it is left to the GPU.
+# What WebGPU's kernels lack: float64 and int64, so arithmetic on shapes runs on the host; MaxPool's Indices,
+# BatchNormalization in training mode and antialias of Resize, which its kernels take and then fail; these operators
+# altogether; and NaN, of which shaders make what the GPU pleases.
 WEBGPU = Limits(
     fixed_lengths=True,
     float64=False,
     nan=False,
     lacks=frozenset(
-        {"BatchNormalization", "LogSoftmax", "MaxPool", "OneHot", "Sign", "SoftmaxCrossEntropyLoss", "Sum"}
+        {"BatchNormalization", "LogSoftmax", "MaxPool", "OneHot", "Resize", "Sign", "SoftmaxCrossEntropyLoss", "Sum"}
     ),
 )
 # Compilers of whole graphs, which want lengths; what they lack falls back node by node.

@@ -15,15 +15,19 @@ def watch(graph: TrainingGraph, model: ModelProto) -> None:
     """loss ← loss + 0 · Σ gradients, in `model`, which is that of `graph`: NaN where a gradient is NaN or infinite.
 
     Products and sums keep what is no number, and the gradient of a weight is a product with all that its layer reads.
-    Float64 runs on the CPU, which loses nothing; a graph with a scale of its loss looks at its gradients itself.
+    Their sum is one of sums along axis 0, which a GPU computes side by side. Float64 runs on the CPU, which loses
+    nothing; a graph with a scale of its loss looks at its gradients itself.
     """
     taken = used_names(model.graph)
     op, total = Emitter("finite", taken), ""
-    types = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    declared = {value.name: value.type.tensor_type for value in (*model.graph.input, *model.graph.output)}
+    types = {name: value.elem_type for name, value in declared.items()}
     for parameter, gradient in {} if graph.slot(SCALE) else graph.parameters.items():
         if types[parameter] == TensorProto.DOUBLE:
             continue
         wide = op.Cast(gradient, to=TensorProto.FLOAT) if types[parameter] in _HALF else gradient
+        if len(declared[parameter].shape.dim) > 1:
+            wide = op.ReduceSum(wide, op.constant([0], np.int64), keepdims=0)
         part = op.ReduceSum(wide, keepdims=0)
         total = op.Add(total, part) if total else part
     if not total:

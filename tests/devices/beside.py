@@ -51,6 +51,7 @@ def beside(case: Case, device: str, steps: int, **options: Any) -> dict[str, Any
     place = trainer.placement
     assert place is not None
     return {
+        "steps": steps,
         "nodes": place.nodes,
         "on_device": place.on_device,
         "elsewhere": [[node.op_type, node.reason] for node in place.elsewhere],

@@ -169,7 +169,7 @@ CASES = (
         _pictures(2, 1, 8),
         about="width 384, 12 layers, 16 patches",
     ),
-    Case("Llama, LoRA", _llama, _tokens, about="the small one of `tests/data/text`, 4 bits, rank 4"),
+    Case("Llama, LoRA", _llama, _tokens, about="the small one of `tests/data/text`, 4 bits, rank 4; see below"),
     Case(
         "LSTM",
         lambda: ob.training_graph(lstm(), loss="mse", optimizer="adamw"),

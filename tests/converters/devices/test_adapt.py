@@ -116,6 +116,9 @@ def test_what_has_no_form_goes_to_the_host(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(found, expected)
     again = adapted(model, NO_LIMITS, host={node.name: "it failed"})
     assert again.host == {node.name: "it failed"}
+    text = 'g (float[1, 1, 4] x) => (y) { y = Resize <mode = "linear", antialias = 1> (x, , s) }'
+    smooth = model_of(text, s=np.array([1, 1, 0.5], np.float32))
+    assert list(adapted(smooth, WEBGPU).host.values()) == ["its kernel has no antialias"]
     unknown = model_of(f"g (float[N] x, float[N] s) => (y) {{ z = Expand (x, k) y = {NORM} (z, s, s, s, s) }}")
     unknown.graph.input.append(onnx.helper.make_tensor_value_info("k", TensorProto.INT64, ["R"]))
     assert list(adapted(unknown, WEBGPU).host.values()) == ["its kernel has no training mode"]

@@ -228,7 +228,7 @@ def test_memory_that_cannot_be_read(limited: choose.Target, monkeypatch: pytest.
 
     monkeypatch.setattr(memory.onnxruntime, "copy_tensors", fails)
     with pytest.raises(ob.KernelError, match=r"the device is lost, .*: the queue is lost"):
-        memory.Memory(limited).fetched(Gone())  # type: ignore[arg-type]
+        memory.Memory(limited).fetched(Gone())
 
 
 def test_strings_are_refused_on_every_device(rng: np.random.Generator) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.opset.graphs.walk import all_nodes
@@ -52,6 +52,20 @@ def test_a_step_without_float64_and_indices(name: str) -> None:
     np.testing.assert_allclose(
         _losses(step, graph, batches, 1e-3), _losses(graph.model, graph, batches, 1e-3), rtol=2e-5
     )
+
+
+def test_what_a_maximum_loses_is_in_the_loss(rng: np.random.Generator) -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]> g (float[2, 3] x) => (float[2, 1] y) {
+        a = MatMul (x, w) zero = Constant <value = float {0}> () is_more = Greater (a, zero)
+        h = Where (is_more, a, zero) y = MatMul (h, v) }""")
+    for name, shape in {"w": (3, 4), "v": (4, 1)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+    graph = ob.training_graph(model, loss="mse", optimizer="adamw")
+    good, bad = ({"x": np.full((2, 3), x, np.float32), "target": np.ones((2, 1), np.float32)} for x in (1, np.nan))
+    step = webgpu_step(graph)
+    assert _losses(step, graph, [good], 1e-3) == pytest.approx(_losses(graph.model, graph, [good], 1e-3))
+    assert np.isfinite(_losses(graph.model, graph, [bad], 1e-3))
+    assert np.isnan(_losses(step, graph, [bad], 1e-3))
 
 
 POOLS = [  # attributes of MaxPool, lengths of the image
