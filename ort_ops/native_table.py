@@ -9,10 +9,12 @@ from pkgutil import iter_modules
 
 from onnx_backprop.opset.operators.registry import BY_STEM
 from onnx_backprop.ort_ops import attention, layers, normalization
+from onnx_backprop.ort_ops.compiler.machine import matrix_tiles
 from onnx_backprop.ort_ops.convolution import kernels as convolution
 from onnx_backprop.ort_ops.elementwise import kernel as elementwise
 from onnx_backprop.ort_ops.interpolation import kernels as interpolation
 from onnx_backprop.ort_ops.layers import ready
+from onnx_backprop.ort_ops.products import matrix_product
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel
 from onnx_backprop.ort_ops.runtime.bridge import register as register_kernels
 
@@ -31,4 +33,5 @@ KERNELS: tuple[NativeKernel, ...] = (
 def register() -> None:
     """Hand the operators to onnxruntime-extensions; once per process."""
     updates = elementwise.NAME, elementwise.ELEMENTWISE
-    register_kernels(KERNELS, lambda: (*map(elementwise.custom_op, updates), ready.custom_op()))
+    kernels = (*KERNELS, matrix_product.KERNEL) if matrix_tiles() else KERNELS
+    register_kernels(kernels, lambda: (*map(elementwise.custom_op, updates), ready.custom_op()))

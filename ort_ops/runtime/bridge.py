@@ -66,10 +66,11 @@ class Request:
 
 @dataclass(frozen=True)
 class NativeKernel:
-    """One operator of the table: what it is and how to plan a call of it."""
+    """One operator of the table: what it is, how to plan a call of it, and for which element types."""
 
     op: Op
     plan: Callable[[Request], Plan]
+    element_types: tuple[int, ...] = ELEMENT_TYPES
 
 
 @dataclass(frozen=True)
@@ -295,7 +296,7 @@ def register(kernels: Sequence[NativeKernel], others: Callable[[], Sequence[c_ab
         if _registered:
             return
         for kernel in kernels:
-            for element_type in ELEMENT_TYPES:
+            for element_type in kernel.element_types:
                 op = c_abi.custom_op(
                     NATIVE_PREFIX + kernel.op.name,
                     input_types(kernel.op, element_type),
