@@ -2,8 +2,8 @@
 
 a is (…, M, K), or (K, M) where `transA`, b (K, N), or (N, K) where `transB`; y is (…, M, N), all that comes before K
 being rows. An item is some rows and some columns of y: a block of b is split into parts (`vector.matrix_tiles`), stays
-in the second-level cache, and meets 32 rows of a after the other; where a is turned, which takes longer to split, a
-block of a stays there. Sums of DEEPEST steps are added up, so that rounding
+in the second-level cache, and meets 32 rows of a after the other. Where a is turned, which takes longer to split, or
+has few rows, a block of a stays there, and columns of b pass, of which the next ones are fetched meanwhile. Sums of DEEPEST steps are added up, so that rounding
 grows with the root of these. How y is cut into items makes no difference to its numbers.
 """
 
@@ -27,6 +27,7 @@ from onnx_backprop.ort_ops.runtime.workspace import workspace
 from onnx_backprop.ort_ops.vector.matrix_tiles import (
     CONFIGURATION,
     DEPTH,
+    FETCHED,
     GROUP,
     SIDE,
     SUMS,
@@ -41,7 +42,10 @@ from onnx_backprop.ort_ops.vector.registers import transpose_tile
 
 NAME = "MatrixProduct"
 DEEPEST = 576  # steps of k at a time
-_KEPT, _PASSED = 384, 512  # columns of an item, whose parts take two thirds of a second-level cache, and rows
+# lines of an item: of the operand that is kept, whose parts take two thirds of a second-level cache, and of the other
+_KEPT, _PASSED = 384, 512
+_PASSED_ONCE = 2048  # where all of the kept operand is one block, which is split once for each item
+_LEAST = 128  # that items are cut into for threads
 _MANY = 4  # items of a thread, of which it does not matter whether the last ones end together
 _TILE, _PARTS = 1024, 3
 
@@ -63,8 +67,9 @@ class Product(Record):
     rows: int
     columns: int
     k: int
-    turned_left: bool
-    turned_right: bool
+    turned_left: int
+    turned_right: int
+    keeps_left: bool
     at_once: int
     wide: int
     deep: int
@@ -73,73 +78,68 @@ class Product(Record):
 
 
 @inner
-def _turn(target):
-    for part in range(_PARTS):
-        tile = target + 2 * _TILE * part
-        transpose_tile(tile, 64, tile, 64)
-
-
-@inner
-def _split_left(call, p, target, row, k, steps):
-    """SIDE rows of a, from one of k on."""
+def _split(p, operand, target, line, k, steps):
+    """SIDE rows of a, or columns of b, from one of k on."""
+    source, across, turned, lines = operand
     for n in range(0, steps, DEPTH):
         count = min(DEPTH, steps - n)
         for half in range(2):
-            tile, first = target + n // DEPTH * GROUP + _TILE * half, row + 16 * half
-            near = min(first, p.rows - 1)
-            if p.turned_left:
-                split_pairs(tile, call.inputs[0] + 4 * ((k + n) * p.rows + near), 4 * p.rows, count, p.rows - first)
-                _turn(tile)
+            tile, first = target + n // DEPTH * GROUP + _TILE * half, line + 16 * half
+            near = min(first, lines - 1)
+            if across:
+                split_pairs(tile, source + 4 * ((k + n) * lines + near), 4 * lines, count, lines - first)
             else:
-                split_rows(tile, call.inputs[0] + 4 * (near * p.k + k + n), 4 * p.k, p.rows - first, count)
+                split_rows(tile, source + 4 * (near * p.k + k + n), 4 * p.k, lines - first, count)
+            if turned:
+                for part in range(_PARTS):
+                    transpose_tile(tile + 2 * _TILE * part, 64, tile + 2 * _TILE * part, 64)
 
 
 @inner
-def _split_right(call, p, target, column, k, steps):
-    """SIDE columns of b, from one of k on."""
-    for n in range(0, steps, DEPTH):
-        count = min(DEPTH, steps - n)
-        for half in range(2):
-            tile, first = target + n // DEPTH * GROUP + _TILE * half, column + 16 * half
-            near, left = min(first, p.columns - 1), p.columns - first
-            if p.turned_right:
-                split_rows(tile, call.inputs[1] + 4 * (near * p.k + k + n), 4 * p.k, left, count)
-                _turn(tile)
-            else:
-                split_pairs(tile, call.inputs[1] + 4 * ((k + n) * p.columns + near), 4 * p.columns, count, left)
+def _ahead(p, operand, line, k, share, nothing):
+    """A share of what `_split` reads next, for `multiply_groups` to fetch: (address, step, step from group to group)."""
+    source, across, _, lines = operand
+    if share >= SIDE or line >= lines:
+        return nothing, 0, 0
+    if across:
+        return source + 4 * ((k + share) * lines + line), 4 * lines, 4 * lines * DEPTH
+    return source + 4 * ((line + share) * p.k + k), 4 * p.k, 4 * DEPTH
 
 
 @inner
-def _multiply(call, p, row, column, k, left, right, scratch):
-    """One block of y, of which sums of the steps before `k` are there."""
-    sums, to = scratch + p.own.sums, call.output + 4 * (row * p.columns + column)
-    multiply_groups(sums, left, right, (min(p.deep, p.k - k) + DEPTH - 1) // DEPTH)
-    add_sums(to, 4 * p.columns, sums, min(SIDE, p.rows - row), min(SIDE, p.columns - column), k)
+def _sweep(call, p, kept, kept_span, passing, span, scratch):
+    """All steps of k: SIDE lines of one operand after the other meet a block of the other one, which is kept."""
+    blocks, block, sums = scratch + p.own.kept, scratch + p.own.passing, scratch + p.own.sums
+    for k in range(0, p.k, p.deep):
+        steps = min(p.deep, p.k - k)
+        groups = (steps + DEPTH - 1) // DEPTH
+        for other in range(kept_span[0], kept_span[1], SIDE):
+            _split(p, kept, blocks + (other - kept_span[0]) // SIDE * groups * GROUP, other, k, steps)
+        for line in range(span[0], span[1], SIDE):
+            _split(p, passing, block, line, k, steps)
+            for other in range(kept_span[0], kept_span[1], SIDE):
+                number = (other - kept_span[0]) // SIDE
+                held = blocks + number * groups * GROUP
+                ahead = _ahead(p, passing, line + SIDE, k, number * FETCHED, sums)
+                row, column, left, right = line, other, block, held
+                if p.keeps_left:
+                    row, column, left, right = other, line, held, block
+                multiply_groups(sums, left, right, groups, ahead[0], ahead[1], ahead[2])
+                to = call.output + 4 * (row * p.columns + column)
+                add_sums(to, 4 * p.columns, sums, min(SIDE, p.rows - row), min(SIDE, p.columns - column), k)
 
 
 @inner
 def _product(call, p, n, scratch):
-    first, begin = n // p.pieces * p.at_once, n % p.pieces * p.wide
-    last, end = min(first + p.at_once, p.rows), min(begin + p.wide, p.columns)
-    kept, passing = scratch + p.own.kept, scratch + p.own.passing
+    row, column = n // p.pieces * p.at_once, n % p.pieces * p.wide
+    rows, columns = (row, min(row + p.at_once, p.rows)), (column, min(column + p.wide, p.columns))
+    left = call.inputs[0], p.turned_left, p.turned_left, p.rows
+    right = call.inputs[1], 1 - p.turned_right, p.turned_right, p.columns
     take_tiles(scratch + p.own.configuration)
-    for k in range(0, p.k, p.deep):
-        steps = min(p.deep, p.k - k)
-        strip = (steps + DEPTH - 1) // DEPTH * GROUP // SIDE
-        if p.turned_left:
-            for row in range(first, last, SIDE):
-                _split_left(call, p, kept + (row - first) * strip, row, k, steps)
-            for column in range(begin, end, SIDE):
-                _split_right(call, p, passing, column, k, steps)
-                for row in range(first, last, SIDE):
-                    _multiply(call, p, row, column, k, kept + (row - first) * strip, passing, scratch)
-        else:
-            for column in range(begin, end, SIDE):
-                _split_right(call, p, kept + (column - begin) * strip, column, k, steps)
-            for row in range(first, last, SIDE):
-                _split_left(call, p, passing, row, k, steps)
-                for column in range(begin, end, SIDE):
-                    _multiply(call, p, row, column, k, passing, kept + (column - begin) * strip, scratch)
+    if p.keeps_left:
+        _sweep(call, p, left, rows, right, columns, scratch)
+    else:
+        _sweep(call, p, right, columns, left, rows, scratch)
     leave_tiles()
 
 
@@ -158,25 +158,29 @@ def _plan(request: Request) -> Plan:
     assert a is not None
     columns, k = request.output[-1], a[-2] if attributes["transA"] else a[-1]
     rows = math.prod(request.output[:-1])
-    threads, turned = processors(), bool(attributes["transA"])
-    wide, pieces = _cut(columns, _PASSED if turned else _KEPT, SIDE)
-    at_once, row_pieces = _cut(rows, _KEPT if turned else _PASSED, SIDE)
-    while at_once > SIDE and pieces * row_pieces < _MANY * threads and pieces * row_pieces % threads:
-        at_once, row_pieces = _cut(rows, at_once - SIDE, SIDE)
+    turned, keeps_left = int(attributes["transA"]), bool(attributes["transA"]) or rows <= _KEPT
+    most_rows, most_columns = (_KEPT, _PASSED) if keeps_left else (_PASSED, _KEPT)
+    at_once, row_pieces = _cut(rows, most_rows, SIDE)
+    wide, pieces = _cut(columns, _PASSED_ONCE if keeps_left and row_pieces == 1 else most_columns, SIDE)
+    threads = processors()
+    cut, count, other = (wide, pieces, row_pieces) if keeps_left else (at_once, row_pieces, pieces)
+    while cut > _LEAST and count * other < _MANY * threads and count * other % threads:
+        cut, count = _cut(columns if keeps_left else rows, cut - SIDE, SIDE)
+    wide, at_once, pieces = (cut, at_once, count) if keeps_left else (wide, cut, pieces)
     deep, _ = _cut(k, DEEPEST, DEPTH)
-    strip = deep // DEPTH * GROUP
+    block = deep // DEPTH * GROUP
     own, scratch = workspace(
         Offsets,
-        kept=strip * (at_once if turned else wide) // SIDE,
-        passing=strip,
+        kept=block * (at_once if keeps_left else wide) // SIDE,
+        passing=block,
         sums=SUMS,
         configuration=CONFIGURATION,
     )
     parameters = Product(
-        rows=rows, columns=columns, k=k, turned_left=turned,
-        turned_right=bool(attributes["transB"]), at_once=at_once, wide=wide, deep=deep, pieces=pieces, own=own,
+        rows=rows, columns=columns, k=k, turned_left=turned, turned_right=int(attributes["transB"]),
+        keeps_left=keeps_left, at_once=at_once, wide=wide, deep=deep, pieces=pieces, own=own,
     )  # fmt: skip
-    return Plan(parameters, ((_PRODUCT, pieces * row_pieces),), per_thread=scratch)
+    return Plan(parameters, ((_PRODUCT, count * other),), per_thread=scratch)
 
 
 def _shape(attributes: Attributes, args: Sequence[Arg | None]) -> Dims | None:

@@ -11,6 +11,7 @@ less than 0.
 """
 
 from functools import partial
+from itertools import islice
 
 from llvmlite import ir
 
@@ -27,6 +28,7 @@ GROUP = 3 * _PART  # bytes
 SUMS = 4 * SIDE * SIDE
 CONFIGURATION = 64
 _LINE = 64
+FETCHED = 8
 _HIGH, _MIDDLE, _LOW = range(3)
 # each a load of one operand and products: the smallest first, and of each pair but one what the registers hold already
 _ORDER = ((_LOW, _HIGH), (_MIDDLE, _HIGH), (_MIDDLE, _MIDDLE), (_HIGH, _MIDDLE), (_HIGH, _LOW), (_HIGH, _HIGH))
@@ -101,13 +103,13 @@ def _tile_function(b: Block, name: str, *arguments: Value, to: ir.Type | None = 
 
 
 def _multiply(function: ir.Function) -> None:
-    sums, left, right, groups = function.args
+    sums, left, right, groups, ahead, ahead_step, ahead_group = function.args
     entry, group, leave = blocks(function, "entry group leave")
     for tile in range(4):
         _tile_function(entry, "tilezero", I8(tile))
     entry.branch(group.block)
-    done, a, b = (group.phi(I64) for _ in range(3))
-    held = {}
+    done, a, b, fetched = (group.phi(I64) for _ in range(4))
+    held, lines = {}, iter([(i, offset) for i in range(FETCHED) for offset in (0, _LINE)])
     for order in _ORDER:
         for first, place, part in ((4, a, order[0]), (6, b, order[1])):
             if held.get(first) != part:
@@ -118,8 +120,12 @@ def _multiply(function: ir.Function) -> None:
         for row in range(2):
             for column in range(2):
                 _tile_function(group, "tdpbf16ps", I8(2 * row + column), I8(4 + row), I8(6 + column))
+        for i, offset in islice(lines, -(-2 * FETCHED // len(_ORDER))):  # as many as are on their way at a time
+            place = group.add(fetched, group.mul(ahead_step, I64(i)))
+            group.prefetch(group.add(place, I64(offset)), level=2)
     following = group.add(done, I64(1))
     steps = [(done, I64(0), following), (a, left, group.add(a, I64(GROUP))), (b, right, group.add(b, I64(GROUP)))]
+    steps.append((fetched, ahead, group.add(fetched, ahead_group)))
     carry(steps, entry, group)
     group.cbranch(group.icmp_signed("<", following, groups), group.block, leave.block)
     for row in range(2):
@@ -130,8 +136,12 @@ def _multiply(function: ir.Function) -> None:
 
 
 @routine(_multiply)
-def multiply_groups(sums, left, right, groups):
-    """sums (SIDE, SIDE) = Σ of left · right over so many groups, 1 or more; between `take_tiles` and `leave_tiles`."""
+def multiply_groups(sums, left, right, groups, ahead, ahead_step, ahead_group):
+    """sums (SIDE, SIDE) = Σ of left · right over so many groups, 1 or more; between `take_tiles` and `leave_tiles`.
+
+    Meanwhile two lines of each of FETCHED rows, `ahead_step` apart, are fetched into the second-level cache, and for
+    every further group those that lie `ahead_group` further on.
+    """
 
 
 def _add(function: ir.Function) -> None:
