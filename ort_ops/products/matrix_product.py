@@ -1,10 +1,11 @@
 """The native operator `MatrixProduct`: y = a·b in float32, in registers of whole matrices. Compiled.
 
 a is (…, M, K), or (K, M) where `transA`, b (K, N), or (N, K) where `transB`; y is (…, M, N), all that comes before K
-being rows. An item is some rows and some columns of y: a block of b is split into parts (`vector.matrix_tiles`), stays
+being rows. An item is some rows and some columns of y. A block of b is split into parts (`vector.matrix_tiles`), stays
 in the second-level cache, and meets 32 rows of a after the other. Where a is turned, which takes longer to split, or
-has few rows, a block of a stays there, and columns of b pass, of which the next ones are fetched meanwhile. Sums of DEEPEST steps are added up, so that rounding
-grows with the root of these. How y is cut into items makes no difference to its numbers.
+has few rows, a block of a stays there and columns of b pass. What passes next is fetched meanwhile. Sums of DEEPEST
+steps are added up, so that rounding grows with the root of these. How y is cut into items makes no difference to its
+numbers.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _split(p, operand, target, line, k, steps):
 
 @inner
 def _ahead(p, operand, line, k, share, nothing):
-    """A share of what `_split` reads next, for `multiply_groups` to fetch: (address, step, step from group to group)."""
+    """A share of what `_split` reads next, for `multiply_groups` to fetch: (address, its step, that of groups)."""
     source, across, _, lines = operand
     if share >= SIDE or line >= lines:
         return nothing, 0, 0
