@@ -210,7 +210,7 @@ def _body(b: Body, attributes: Attributes, left: Tensor, right: Tensor) -> str:
 
 OP = Op(
     name=NAME,
-    doc=__doc__,
+    doc=__doc__ or "",
     source="MatMul and Gemm of ONNX",
     attributes=(
         Attribute("transA", "int", "1 if a is turned.", default=0),

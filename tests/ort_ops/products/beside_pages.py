@@ -29,7 +29,7 @@ def main() -> None:
         binding.bind_output("y", "cpu", 0, np.float32, (rows, columns), places[2])
         print(shape, turned, at_end, flush=True)
         made.run_with_iobinding(binding)
-        y = np.frombuffer((ctypes.c_char * (4 * rows * columns)).from_address(places[2]), np.float32)
+        y = np.frombuffer(ctypes.string_at(places[2], 4 * rows * columns), np.float32)
         expected = (a.T if turned[0] else a).astype(float) @ (b.T if turned[1] else b)
         np.testing.assert_allclose(y.reshape(rows, columns), expected, rtol=0, atol=3e-5)
 
