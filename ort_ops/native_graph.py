@@ -26,34 +26,52 @@ class NativeGraph(NamedTuple):
 
 
 def lower(
-    model: ModelProto, kernels: str | None, ends: Collection[str] = (), updates: Mapping[str, str] | None = None
+    model: ModelProto,
+    kernels: str | None,
+    ends: Collection[str] = (),
+    updates: Mapping[str, str] | None = None,
+    *,
+    here: bool = True,
 ) -> NativeGraph:
     """The model for a route, changed in place: `native`, or the bodies of another; None: the model as it is.
 
     Errors: InvalidModelError for a model that is not sound; what `use_kernels` raises.
     """
-    return NativeGraph(model) if kernels is None else lower_sound(load(model, mapped=True), kernels, ends, updates)
+    return (
+        NativeGraph(model)
+        if kernels is None
+        else lower_sound(load(model, mapped=True), kernels, ends, updates, here=here)
+    )
 
 
 def lower_sound(
-    model: ModelProto, kernels: str, ends: Collection[str] = (), updates: Mapping[str, str] | None = None
+    model: ModelProto,
+    kernels: str,
+    ends: Collection[str] = (),
+    updates: Mapping[str, str] | None = None,
+    *,
+    here: bool = True,
 ) -> NativeGraph:
     """`lower` of a model that `load` has checked."""
     if kernels == "native":
-        return native(model, ends, updates)
+        return native(model, ends, updates, here=here)
     attach_kernels(model, kernels)
     return NativeGraph(model)
 
 
-def native(model: ModelProto, ends: Collection[str] = (), updates: Mapping[str, str] | None = None) -> NativeGraph:
+def native(
+    model: ModelProto, ends: Collection[str] = (), updates: Mapping[str, str] | None = None, *, here: bool = True
+) -> NativeGraph:
     """The model with everything that native kernels do otherwise than standard operators, in place.
 
     ends: the outputs of the forward pass of a training step, the loss first; none for a model that is no step, whose
     operators stay, as onnxruntime may fuse them its own way. updates: {input: the output that is its new value}, where
-    these may share memory, as `update_in_place` allows it.
+    these may share memory, as `update_in_place` allows it. here: whether this process runs it, so that kernels for what
+    the processor has beside vectors may be used.
 
     The order, and why:
-    1. `fuse_attention` and `replace_operators`, which recognise the operators that the file has;
+    1. `fuse_attention`, `replace_operators` and `replace_products`, which recognise the operators that the file has,
+       the second after the first, which leaves attention no products;
     2. `fuse_elementwise`, before the next, since a whole chain may be cheap enough to be computed again;
     3. `rematerialize`, while the backward pass alone lies behind the loss;
     4. `fuse_updates`, so that
@@ -62,16 +80,20 @@ def native(model: ModelProto, ends: Collection[str] = (), updates: Mapping[str, 
        of one node each where types are stated, so that onnxruntime keeps the order.
     """
     # not above: llvmlite, which other routes do without
+    from onnx_backprop.ort_ops.compiler.machine import matrix_tiles
     from onnx_backprop.ort_ops.rewrites.fuse_attention import fuse_attention
     from onnx_backprop.ort_ops.rewrites.fuse_elementwise import fuse_elementwise
     from onnx_backprop.ort_ops.rewrites.fuse_updates import fuse_updates
     from onnx_backprop.ort_ops.rewrites.in_place import update_in_place
     from onnx_backprop.ort_ops.rewrites.rematerialize import rematerialize
     from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
+    from onnx_backprop.ort_ops.rewrites.replace_products import replace_products
 
     if ends:
         fuse_attention(model)
         replace_operators(model)
+        if here and matrix_tiles():
+            replace_products(model)
         fuse_elementwise(model)
         rematerialize(model, ends)
     fuse_updates(model)

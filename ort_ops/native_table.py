@@ -11,10 +11,12 @@ from onnx_backprop.opset.functions.declared import OPERATORS, PLANS
 from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.opset.operators.registry import BY_STEM
 from onnx_backprop.ort_ops import attention, layers, normalization
+from onnx_backprop.ort_ops.compiler.machine import matrix_tiles
 from onnx_backprop.ort_ops.convolution import kernels as convolution
 from onnx_backprop.ort_ops.elementwise import kernel as elementwise
 from onnx_backprop.ort_ops.interpolation import kernels as interpolation
 from onnx_backprop.ort_ops.layers import ready
+from onnx_backprop.ort_ops.products import matrix_product
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel
 from onnx_backprop.ort_ops.runtime.bridge import register as register_kernels
 
@@ -43,4 +45,5 @@ def register() -> None:
     """Hand the operators to onnxruntime-extensions, each once per process; those that were declared since, too."""
     add_declared()
     updates = elementwise.NAME, elementwise.ELEMENTWISE
-    register_kernels(KERNELS.values(), lambda: (*map(elementwise.custom_op, updates), ready.custom_op()))
+    kernels = (*KERNELS.values(), matrix_product.KERNEL) if matrix_tiles() else KERNELS.values()
+    register_kernels(kernels, lambda: (*map(elementwise.custom_op, updates), ready.custom_op()))

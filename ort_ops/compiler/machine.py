@@ -4,10 +4,12 @@ The processor that code is generated for is the host, or what NUMBA_CPU_NAME and
 capabilities are nobody's business beside it. Nothing else in this package asks the system.
 """
 
+import ctypes
 import hashlib
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -119,6 +121,21 @@ def levels() -> list[str]:
         for name, architecture, needed in LEVELS
         if TRIPLE.startswith(architecture) and {f"+{feature}" for feature in needed} <= set(FEATURES.split(","))
     ]
+
+
+_PERMISSION, _TILE_DATA = (158, 0x1023), 18  # of Linux on x86-64: arch_prctl(ARCH_REQ_XCOMP_PERM, …)
+
+
+@cache
+def matrix_tiles() -> bool:
+    """Whether there are registers of whole matrices of bfloat16, which the system lets a process use that asks."""
+    needed = {"+amx-tile", "+amx-bf16", "+avx512bw"}
+    if not (sys.platform == "linux" and VECTOR == 16 and needed <= set(FEATURES.split(","))):
+        return False
+    try:
+        return ctypes.CDLL(None).syscall(*map(ctypes.c_long, (*_PERMISSION, _TILE_DATA))) == 0
+    except (OSError, AttributeError):
+        return False
 
 
 def facts() -> str:

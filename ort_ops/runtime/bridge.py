@@ -66,10 +66,11 @@ class Request:
 
 @dataclass(frozen=True)
 class NativeKernel:
-    """One operator of the table: what it is and how to plan a call of it."""
+    """One operator of the table: what it is, how to plan a call of it, and for which element types."""
 
     op: Op
     plan: Callable[[Request], Plan]
+    element_types: tuple[int, ...] = ELEMENT_TYPES
 
 
 @dataclass(frozen=True)
@@ -297,7 +298,7 @@ def register(kernels: Iterable[NativeKernel], others: Callable[[], Sequence[c_ab
         for kernel in kernels:
             if kernel.op.key in _registered:
                 continue
-            for element_type in ELEMENT_TYPES:
+            for element_type in kernel.element_types:
                 op = c_abi.custom_op(
                     NATIVE_PREFIX + kernel.op.key,
                     input_types(kernel.op, element_type),

@@ -1,0 +1,104 @@
+"""Products of large float32 matrices as MatrixProduct, where the processor has registers for matrices.
+
+    MatMul(x, w)  MatMul(dy, Transpose(w))  Gemm<transA>(x, dy)   ->   MatrixProduct(x, w)  …<transB>(dy, w)  …<transA>
+
+What is known to be short stays: a product that splits a matrix into parts for few rows takes longer than one that reads
+it. So do batches of matrices, and Gemm with factors. A Transpose that nobody reads any more goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
+
+from onnx_backprop.opset.functions.native import NATIVE_DOMAIN, NATIVE_PREFIX
+from onnx_backprop.opset.graphs.edit import add_import, assign, copied
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.order import producers
+from onnx_backprop.opset.graphs.types import Dims, shapes_of
+from onnx_backprop.opset.graphs.walk import attributes_of, is_standard, reads, subgraphs
+from onnx_backprop.ort_ops.products.matrix_product import NAME
+
+_LEAST_ROWS, _LEAST = 32, 64  # of rows; of columns and of what is summed
+
+
+def replace_products(model: ModelProto) -> ModelProto:
+    """Put MatrixProduct in the place of products, those inside loops too, in place; returns the model."""
+    taken = used_names(model.graph)
+    if _replace(model.graph, {}, set(), taken):
+        add_import(model, NATIVE_DOMAIN)
+    return model
+
+
+def _replace(graph: GraphProto, outer: dict[str, Dims], floats: set[str], taken: set[str]) -> bool:
+    shapes = outer | shapes_of(graph)
+    floats = floats | set(_floats(graph))
+    makers, nodes, turned, changed = producers(graph.node), list[NodeProto](), set[str](), False
+    for node in graph.node:
+        found = _product(node, makers, shapes, floats, taken)
+        nodes += found or [copied(node)]
+        changed |= bool(found)
+        turned.update(name for name in node.input if found and name not in found[0].input)
+    inner = [_replace(body, shapes, floats, taken) for node in nodes for body in subgraphs(node)]
+    if changed := changed or any(inner):
+        gone = turned - {value.name for value in graph.output}.union(*map(reads, nodes))
+        assign(graph.node, [node for node in nodes if gone.isdisjoint(node.output)])
+    return changed
+
+
+def _floats(graph: GraphProto) -> Iterable[str]:
+    """Values that are known to be of float32."""
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            yield tensor.name
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            yield value.name
+
+
+def _product(
+    node: NodeProto, makers: dict[str, NodeProto], shapes: dict[str, Dims], floats: set[str], taken: set[str]
+) -> list[NodeProto]:
+    """The nodes in the place of one; none where it stays."""
+    if not is_standard(node, "MatMul", "Gemm") or not floats.intersection(node.input[:2]):
+        return []
+    given = attributes_of(node)
+    if given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0:
+        return []
+    names, turned = list(node.input[:2]), [bool(given.get(name, 0)) for name in ("transA", "transB")]
+    for n, name in enumerate(names):
+        maker = makers.get(name)
+        square = maker is not None and is_standard(maker, "Transpose") and len(shapes.get(maker.input[0], ())) == 2
+        if maker is not None and square and attributes_of(maker).get("perm", [1, 0]) == [1, 0]:
+            names[n], turned[n] = maker.input[0], not turned[n]
+    left, right = (shapes.get(name, ()) for name in names)
+    if len(left) < 2 or len(right) != 2 or not _pays(left, right, *turned):
+        return []
+    result = node.output[0]
+    bias = node.input[2] if len(node.input) > 2 else ""
+    product = unique(f"{result}/product", taken) if bias else result
+    found = [
+        helper.make_node(
+            NATIVE_PREFIX + NAME, names, [product], name=node.name, domain=NATIVE_DOMAIN,
+            transA=int(turned[0]), transB=int(turned[1]),
+        )
+    ]  # fmt: skip
+    if bias:
+        found.append(helper.make_node("Add", [product, bias], [result], name=unique(f"{result}/bias", taken)))
+    return found
+
+
+def _pays(left: Dims, right: Dims, turned_left: bool, turned_right: bool) -> bool:
+    """Whether nothing that is known is short, and two of three lengths are known, as of a weight."""
+    rows, depth = (left[1:], left[0]) if turned_left else (left[:-1], left[-1])
+    other, columns = right[::-1] if turned_right else right
+    depth = depth if isinstance(depth, int) else other
+    count = None if any(not isinstance(d, int) for d in rows) else prod(d for d in rows if isinstance(d, int))
+    known = [
+        (length, least)
+        for length, least in ((count, _LEAST_ROWS), (depth, _LEAST), (columns, _LEAST))
+        if isinstance(length, int)
+    ]
+    return len(known) > 1 and all(length >= least for length, least in known)

@@ -1,0 +1,196 @@
+"""Products of float32 in the registers that hold whole matrices (AMX): c = Σ_k a·b, 32 rows by 32 columns at a time.
+
+The registers multiply bfloat16 and add in float32. x = high + middle + low, three bfloat16, is x to its last bit. Of
+the nine products of such parts six are summed; the others lie below 2^-25 of the whole. So a sum rounds as one of
+float32 does, and takes a third of the time of fused multiply-adds.
+
+Parts lie as the registers take them, a group for every DEPTH steps of k: of each part two tiles of 1 KiB, which are 16
+rows of 16 pairs of steps of a, or 16 pairs of steps of 16 columns of b. Infinite numbers give NaN; parts below 2^-126
+count as 0. Arguments are int64: addresses, steps in bytes, and counts, which may be more than there is room for, or
+less than 0.
+"""
+
+from functools import partial
+from itertools import islice
+
+from llvmlite import ir
+
+from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import I8, intrinsic, routine, store_i64
+from onnx_backprop.ort_ops.compiler.values import INT
+from onnx_backprop.ort_ops.vector.emit import BYTES, I32, I64, LANES, MASK, VEC, VECTOR, Block, Value, blocks, carry
+
+SIDE = 32  # rows and columns of a product
+DEPTH = 32  # steps of k in a group
+_TILE = 1024
+_PART = 2 * _TILE
+GROUP = 3 * _PART  # bytes
+SUMS = 4 * SIDE * SIDE
+CONFIGURATION = 64
+_LINE = 64
+FETCHED = 8
+_HIGH, _MIDDLE, _LOW = range(3)
+# each a load of one operand and products: the smallest first, and of each pair but one what the registers hold already
+_ORDER = ((_LOW, _HIGH), (_MIDDLE, _HIGH), (_MIDDLE, _MIDDLE), (_HIGH, _MIDDLE), (_HIGH, _LOW), (_HIGH, _HIGH))
+
+
+def _whole(number: int) -> Value:
+    return ir.Constant(LANES, [number] * VECTOR)
+
+
+def _parts(b: Block, x: Value) -> list[Value]:
+    """High, middle and low, as bits of float32 of which the upper half counts."""
+    found = []
+    for _ in range(2):
+        bits = b.and_(b.add(b.bitcast(x, LANES), _whole(0x8000)), _whole(0xFFFF0000))
+        found.append(bits)
+        x = b.fsub(x, b.bitcast(bits, VEC))
+    return [*found, b.bitcast(x, LANES)]
+
+
+def _along(b: Block, x: Value, y: Value) -> Value:
+    """The upper halves of x, then those of y."""
+    halves = ir.VectorType(ir.IntType(16), 2 * VECTOR)
+    odd = ir.Constant(ir.VectorType(I32, 2 * VECTOR), list(range(1, 4 * VECTOR, 2)))
+    return b.bitcast(b.shuffle_vector(b.bitcast(x, halves), b.bitcast(y, halves), odd), LANES)
+
+
+def _across(b: Block, x: Value, y: Value) -> Value:
+    """In each lane the upper half of x, and above it that of y."""
+    return b.or_(b.lshr(x, _whole(16)), b.and_(y, _whole(0xFFFF0000)))
+
+
+def _split(function: ir.Function, *, pairs: bool) -> None:
+    target, source, step, rows, length = function.args
+    entry, whole, part = blocks(function, "entry whole part")
+    most_rows, most_length = (DEPTH, VECTOR) if pairs else (VECTOR, DEPTH)
+    fits = entry.and_(entry.icmp_signed(">=", rows, I64(most_rows)), entry.icmp_signed(">=", length, I64(most_length)))
+    entry.cbranch(fits, whole.block, part.block)
+    nothing = ir.Constant(MASK, [0] * VECTOR)
+    for b in (whole, part):
+        masks = [part.below(length), part.below(part.sub(length, I64(VECTOR)))] if b is part else []
+        for i in range(VECTOR):
+            lines = []
+            for j in range(2):
+                row, offset = (2 * i + j, 0) if pairs else (i, j)
+                place = b.add(b.add(source, b.mul(step, I64(row))), I64(BYTES * offset))
+                if b is whole:
+                    if pairs:  # rows are far apart, and the next ones too far in the instructions
+                        b.prefetch(b.add(place, b.mul(step, I64(DEPTH))))
+                    lines.append(b.vector(place))
+                else:  # even a load without lanes looks its address up: never one far away
+                    within = b.icmp_signed("<", I64(row), rows)
+                    lines.append(b.masked(b.select(within, place, source), b.select(within, masks[offset], nothing)))
+            for n, (x, y) in enumerate(zip(*(_parts(b, line) for line in lines), strict=True)):
+                bits = _across(b, x, y) if pairs else _along(b, x, y)
+                b.put(b.bitcast(bits, VEC), b.add(target, I64(n * _PART + i * _LINE)))
+        b.ret_void()
+
+
+@routine(partial(_split, pairs=False))
+def split_rows(target, source, step, rows, length):
+    """A tile of each part of 16 rows of DEPTH numbers, `step` bytes apart: a row holds the pairs of a row."""
+
+
+@routine(partial(_split, pairs=True))
+def split_pairs(target, source, step, rows, length):
+    """A tile of each part of DEPTH rows of 16 numbers, `step` bytes apart: a row holds the columns of two rows."""
+
+
+def _tile_function(b: Block, name: str, *arguments: Value, to: ir.Type | None = None) -> Value:
+    kinds = [argument.type for argument in arguments]
+    return b.call(b.library(f"llvm.x86.{name}", to or ir.VoidType(), *kinds), list(arguments))
+
+
+def _multiply(function: ir.Function) -> None:
+    sums, left, right, groups, ahead, ahead_step, ahead_group = function.args
+    entry, group, leave = blocks(function, "entry group leave")
+    for tile in range(4):
+        _tile_function(entry, "tilezero", I8(tile))
+    entry.branch(group.block)
+    done, a, b, fetched = (group.phi(I64) for _ in range(4))
+    held, lines = {}, iter([(i, offset) for i in range(FETCHED) for offset in (0, _LINE)])
+    for order in _ORDER:
+        for first, place, part in ((4, a, order[0]), (6, b, order[1])):
+            if held.get(first) != part:
+                held[first] = part
+                for n in range(2):
+                    at = group.pointer(group.add(place, I64(part * _PART + n * _TILE)), I8)
+                    _tile_function(group, "tileloadd64", I8(first + n), at, I64(_LINE))
+        for row in range(2):
+            for column in range(2):
+                _tile_function(group, "tdpbf16ps", I8(2 * row + column), I8(4 + row), I8(6 + column))
+        for i, offset in islice(lines, -(-2 * FETCHED // len(_ORDER))):  # as many as are on their way at a time
+            place = group.add(fetched, group.mul(ahead_step, I64(i)))
+            group.prefetch(group.add(place, I64(offset)), level=2)
+    following = group.add(done, I64(1))
+    steps = [(done, I64(0), following), (a, left, group.add(a, I64(GROUP))), (b, right, group.add(b, I64(GROUP)))]
+    steps.append((fetched, ahead, group.add(fetched, ahead_group)))
+    carry(steps, entry, group)
+    group.cbranch(group.icmp_signed("<", following, groups), group.block, leave.block)
+    for row in range(2):
+        for column in range(2):
+            at = leave.pointer(leave.add(sums, I64(4 * (16 * row * SIDE + 16 * column))), I8)
+            _tile_function(leave, "tilestored64", I8(2 * row + column), at, I64(4 * SIDE))
+    leave.ret_void()
+
+
+@routine(_multiply)
+def multiply_groups(sums, left, right, groups, ahead, ahead_step, ahead_group):
+    """sums (SIDE, SIDE) = Σ of left · right over so many groups, 1 or more; between `take_tiles` and `leave_tiles`.
+
+    Meanwhile two lines of each of FETCHED rows, `ahead_step` apart, are fetched into the second-level cache, and for
+    every further group those that lie `ahead_group` further on.
+    """
+
+
+def _add(function: ir.Function) -> None:
+    target, step, sums, rows, columns, add = function.args
+    entry, row, leave = blocks(function, "entry row leave")
+    masks = [entry.below(entry.sub(columns, I64(n * VECTOR))) for n in range(SIDE // VECTOR)]
+    whole, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
+    before = entry.select(entry.icmp_signed("!=", add, I64(0)), whole, nothing)
+    entry.cbranch(entry.icmp_signed(">", rows, I64(0)), row.block, leave.block)
+    left, to, at = (row.phi(I64) for _ in range(3))
+    for n, mask in enumerate(masks):
+        place = row.add(to, I64(n * BYTES))
+        place = row.select(row.icmp_signed(">", columns, I64(n * VECTOR)), place, to)
+        found = row.fadd(row.vector(row.add(at, I64(n * BYTES))), row.masked(place, row.and_(mask, before)))
+        row.put_masked(found, place, mask)
+    fewer = row.sub(left, I64(1))
+    steps = [(left, rows, fewer), (to, target, row.add(to, step)), (at, sums, row.add(at, I64(4 * SIDE)))]
+    carry(steps, entry, row)
+    row.cbranch(row.icmp_signed(">", fewer, I64(0)), row.block, leave.block)
+    leave.ret_void()
+
+
+@routine(_add)
+def add_sums(target, step, sums, rows, columns, add):
+    """target[r, c] (+)= sums[r, c] for r < rows and c < columns; target's rows are `step` bytes apart."""
+
+
+@intrinsic(None, INT)
+def _configure(builder, place):
+    b = Block(builder.block)
+    _tile_function(b, "ldtilecfg", b.pointer(place, I8))
+    builder.position_at_end(b.block)
+
+
+@intrinsic(None)
+def leave_tiles(builder):
+    """The registers are not used any more."""
+    b = Block(builder.block)
+    _tile_function(b, "tilerelease")
+    builder.position_at_end(b.block)
+
+
+@inner
+def take_tiles(place):
+    """Eight registers of 16 rows of 64 bytes, for this thread; place: CONFIGURATION bytes that nobody else uses."""
+    for n in range(CONFIGURATION // 8):
+        store_i64(place, n, 0)
+    store_i64(place, 0, 1)
+    for n in range(2, 4):
+        store_i64(place, n, 0x0040004000400040)
+    store_i64(place, 6, 0x1010101010101010)
+    _configure(place)
