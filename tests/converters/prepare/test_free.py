@@ -311,6 +311,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {},
         "Softmax.*'y'.*it works along that axis",
     ),
+    **{
+        f"{name} over rows": (
+            f"(float[1,4] x) => (float[1,4] y) {{ y = {name}<axis = 0>(x) }}",
+            {},
+            f"{name}.*'y'.*it works along that axis",
+        )
+        for name in ("LogSoftmax", "LpNormalization")
+    },
     "a mean of rows": (
         "(float[1,4] x) => (float[1,4] y) <int64[1] a = {0}> { m = ReduceMean(x, a) y = Sub(x, m) }",
         {},
