@@ -1,8 +1,9 @@
 """Metrics: numbers about all batches of an evaluation together, from sums that the graph computes of each of them.
 
-    trainer.fit(batches, 10, evaluation=held_out, metrics=["accuracy", "f1"])
-    trainer.evaluate(held_out, metrics={"top3": ob.metrics.TopK(k=3), "each": ob.metrics.IoU(average=None)}).metrics
-    trainer.evaluate(held_out, metrics={"r2": sklearn.metrics.r2_score, "own": lambda target, output: …})
+    trainer = ob.Trainer(ob.training_graph("model.onnx", loss="mse", optimizer="adamw"))
+    trainer.fit(batches, 2, evaluation=batches, metrics="mae,r2")
+    asked = {"error": ob.metrics.RMSE(), "largest": lambda target, output: abs(output - target).max()}
+    print(trainer.evaluate(batches, metrics=asked).metrics)
 
 A metric reads what the loss reads: its prediction, its target, the axis of the classes, the label that it ignores, and
 whether scores are logits. `prediction` and `target` name others.

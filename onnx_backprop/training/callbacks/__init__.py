@@ -1,7 +1,8 @@
 """What acts on a training while it runs, for `fit(callbacks=[…])`, and trackers, for `fit(log=…)`.
 
-    best = ob.callbacks.KeepBest("best.safetensors", "accuracy")
-    trainer.fit(batches, 50, evaluation=held_out, metrics="accuracy", callbacks=[best, ob.callbacks.EarlyStopping()])
+    trainer = ob.Trainer(ob.training_graph("model.onnx", loss="mse", optimizer="adamw"))
+    calls = [ob.callbacks.KeepBest("best.safetensors", "mae"), ob.callbacks.EarlyStopping("mae", patience=3)]
+    trainer.fit(batches, 9, evaluation=batches, metrics="mae", callbacks=calls)
 
 A function of (trainer, record) is a callback too. May import what `training` may.
 """

@@ -12,7 +12,7 @@ from onnx_backprop.converters import pages
 from onnx_backprop.converters.tables import format_bytes, table, wrapped
 
 if TYPE_CHECKING:
-    from onnx_backprop.converters.training.layers import Layers
+    from onnx_backprop.training.reports.layers import Layers
 
 _HEADER = ("layer", "operator", "output", "parameters", "FLOPs")
 _NUMBERS = (3, 4)
@@ -68,7 +68,7 @@ def summary(trainer: Any, /, *batch: Any, **more: Any) -> Summary:
 
     Errors: InvalidArgumentError for a batch that does not fit.
     """
-    from onnx_backprop.converters.training.layers import layers_of  # for which onnx_ir is imported
+    from onnx_backprop.training.reports.layers import layers_of  # for which onnx_ir is imported
 
     given = trainer.inputs.together(batch, more)
     fed = trainer.inputs.checked(given) if given else {}
