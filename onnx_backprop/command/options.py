@@ -28,6 +28,8 @@ from onnx_backprop.training.data import stored
 
 PROGRAM = "onnx-backprop"
 NO_LOSS = "none"
+_NO_LOSS: dict[str, Any] = {NO_LOSS: None}
+_LOSSES = ChainMap[str, Any](_NO_LOSS, LOSSES)  # which grows
 ROWS = 12  # tensors that are listed
 _names = partial(argument, nargs="+", action="extend")
 _SHARED = [
@@ -44,11 +46,7 @@ _SHARED = [
     _names("--stop", metavar="NAME", help="values inside the graph that no gradient passes; globs too"),
     _names("--free", metavar="INPUT:AXIS=NAME", help="a fixed length that becomes a symbol, as x:0=batch"),
     _names("--of", metavar="NAME", help="outputs, or values inside, to differentiate (default: every float output)"),
-    argument(
-        "--loss",
-        choices=ChainMap({NO_LOSS: None}, LOSSES),
-        help=f"the loss to add; {NO_LOSS}: the model's output is its loss",
-    ),
+    argument("--loss", choices=_LOSSES, help=f"the loss to add; {NO_LOSS}: the model's output is its loss"),
     argument("--prediction", metavar="NAME", help="the output that the loss reads, or a value inside"),
     _names("--trainable", metavar="NAME", help="parameters to train; globs too"),
     _names("--frozen", metavar="NAME", help="parameters to leave; globs too"),

@@ -84,7 +84,10 @@ class Trainer:
     """
 
     fit, find_learning_rate, summary = fit, find_learning_rate, summary
-    __reduce__ = reduced
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy: the graph, the arguments, and the state bit for bit; errors as `copying.reduced`."""
+        return reduced(self)
 
     def __init__(
         self,

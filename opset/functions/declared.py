@@ -1,5 +1,7 @@
 """Operators of other domains, as packages declare them: they get schemas, bodies and kernels as ours do."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +10,7 @@ from onnx import NodeProto
 from onnx_backprop.opset.core.errors import RegistrationError
 from onnx_backprop.opset.core.op import DOMAIN, Op
 from onnx_backprop.opset.core.schema import register
+from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.operators.registry import BY_NAME
 
 OPERATORS: dict[tuple[str, str], Op] = {}  # by domain and name, of other domains than ours
@@ -19,7 +22,7 @@ def is_declared(domain: str, name: str) -> bool:
     return domain == DOMAIN or (domain, name) in OPERATORS
 
 
-def operator(node: NodeProto) -> Op | None:
+def operator(node: NodeProto | ir.Node) -> Op | None:
     """What a node calls, of our domain or declared; None for another, and for a name that our domain does not have."""
     return BY_NAME.get(node.op_type) if node.domain == DOMAIN else OPERATORS.get((node.domain, node.op_type))
 

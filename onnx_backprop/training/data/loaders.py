@@ -27,7 +27,8 @@ def reusable(loader: Any, times: int, argument: str = "loader") -> Any:
     Errors: InvalidArgumentError for a generator that would be empty the second time.
     """
     if callable(loader) and not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        return Called(loader)
+        function: Any = loader
+        return Called(function)
     if isinstance(loader, Iterator) and times > 1:
         raise InvalidArgumentError(
             f"{argument}: a {type(loader).__name__} gives its batches once, and they are gone through {times} times. "

@@ -50,7 +50,7 @@ def test_a_generator_is_gone_through_once() -> None:
         trainer().fit([(X, X, X)], 2, evaluation=iter([(X, X, X)]))
     trainer().fit([(X, X, X)], 1, evaluation=iter([(X, X, X)]))
     with pytest.raises(ob.InvalidArgumentError, match="the function returned int, expected batches"):
-        trainer().fit(lambda: 3, 1)  # pyright: ignore[reportArgumentType]
+        trainer().fit(lambda: 3, 1)
     with pytest.raises(ob.InvalidArgumentError, match=r"a sequence of 3 arrays \(x, mask, target\), got tuple of 2"):
         trainer().fit([(X, X)], 1)
 

@@ -10,6 +10,7 @@ import pytest
 import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
 from onnx_backprop.opset.core.op import Arg, Attributes
+from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.ort_ops.attention.blocks import KEYS, QUERIES
 from onnx_backprop.ort_ops.native_table import KERNELS as KERNELS_OF_OURS
 from onnx_backprop.ort_ops.runtime.bridge import Request
@@ -171,7 +172,7 @@ def test_nan_in_a_mask_is_no_hidden_key() -> None:
 @pytest.mark.parametrize("op", [FORWARD, BACKWARD])
 def test_memory_is_linear_in_the_length(op: str) -> None:
     """Marks of a mask, a word for 96 keys of 32 queries, are the least part of it."""
-    kernel = next(k for k in KERNELS_OF_OURS if k.op.name == op)
+    kernel = KERNELS_OF_OURS[NATIVE_PREFIX + op]
 
     def bytes_of(length: int) -> int:
         tensor, rows = (1, 9, length, 64), (1, 9, length)
