@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
@@ -26,19 +26,18 @@ def domain_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Scope]]:
             yield from ((node, scope) for node in graph.node if node.domain == DOMAIN)
 
 
-def infer_missing(model: ModelProto, ops: Mapping[str, Op]) -> None:
-    """Write inferred types and shapes into the model where a node of our domain has an input without.
+def infer_missing(model: ModelProto, nodes: Iterable[tuple[NodeProto, Scope]], ops: Mapping[str, Op]) -> bool:
+    """Write inferred types and shapes into the model where a node of our domain has an input without; whether one had.
+
+    nodes: `domain_nodes` of the model, whose nodes are others afterwards.
 
     Raises InvalidModelError for a contradiction. A model too large for a protobuf message stays as it is.
     """
     complete = all(
-        not name or scope.dims(name) is not None
-        for node, scope in domain_nodes(model)
-        for name in node.input
-        if node.op_type in ops
+        not name or scope.dims(name) is not None for node, scope in nodes for name in node.input if node.op_type in ops
     )
     if complete or model.ByteSize() > PROTO_LIMIT:
-        return
+        return False
     try:
         inferred = infer_shapes(model, check_type=False)
     except OnnxBackpropError:
@@ -46,6 +45,7 @@ def infer_missing(model: ModelProto, ops: Mapping[str, Op]) -> None:
     except Exception as e:
         raise InvalidModelError(f"shape inference of the model failed: {e}") from e
     model.CopyFrom(inferred)
+    return True
 
 
 def state_types(model: ModelProto, ops: Mapping[str, Op]) -> None:

@@ -57,10 +57,11 @@ def attach_kernels(result: ModelProto, kernels: str) -> None:
     assign(result.functions, [f for f in result.functions if f.domain != DOMAIN])
     for node in custom_nodes(result):
         node.overload = ""
-    if kernels == "onnx":
-        infer_missing(result, BY_NAME)
+    nodes = list(domain_nodes(result))
+    if kernels == "onnx" and infer_missing(result, nodes, BY_NAME):
+        nodes = list(domain_nodes(result))
     bodies = _Bodies(_BUILDERS[kernels], max(_default_opset(result), MIN_BODY_OPSET))
-    for node, scope in domain_nodes(result):
+    for node, scope in nodes:
         op = check_node(node)
         try:
             node.overload = bodies.overload(op, node, scope)
