@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper
 import onnx_backprop as ob
 from tests.conformance import backbones
 
-CHAIN = 5_000
+CHAIN = 2_000
 CALLS = 8_000  # of functions for a node of a network, twice what it takes
 KINDS = ("Relu", "Tanh", "Mul", "Add", "Sigmoid")
 
@@ -80,7 +80,7 @@ def test_a_long_chain_converts_in_linear_time() -> None:
     """c·n + q·n² calls: the ratio is 4 without a square, 16 for a square alone; what is called once makes it less."""
     chain_calls(10)  # what is read and cached once
     short, long = chain_calls(CHAIN // 4), chain_calls(CHAIN)
-    assert long < 4.1 * short, f"{CHAIN} nodes: {long} calls, a quarter of them: {short}"
+    assert long < 4.02 * short, f"{CHAIN} nodes: {long} calls, a quarter of them: {short}"
 
 
 def test_the_gradient_of_a_chain_is_right() -> None:
