@@ -19,6 +19,7 @@ import onnxruntime
 import pytest
 
 SPINNING = "session.intra_op.allow_spinning"
+GARBAGE = 20_000  # objects between two collections, some megabytes
 _create = onnxruntime.InferenceSession.__init__
 
 
@@ -43,9 +44,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and collected tests stay for good: no later collection walks over them, a sixth of the run's time."""
+    """Modules and collected tests stay for good: no later collection walks over them, a sixth of the run's time.
+
+    What conversions leave behind in cycles, of nodes and their values, is collected in larger portions than by default.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(GARBAGE, 20, 20)
 
 
 @pytest.fixture

@@ -247,12 +247,20 @@ class Builder:
 
 
 def _attribute(name: str, value: Any) -> Any:
-    """An attribute of the two kinds that onnx_ir takes long to tell, by its protocols; others as they are."""
-    if isinstance(value, ir.Tensor):
-        return ir.AttrTensor(name, value)
+    """An attribute of the kinds that onnx_ir takes long to tell, by its protocols; others as they are."""
+    if make := _ATTRIBUTES.get(type(value)):
+        return make(name, value)
     if isinstance(value, list | tuple) and value and all(type(n) is int for n in value):
         return ir.AttrInt64s(name, value)
     return value
+
+
+_ATTRIBUTES: dict[type, Callable[[str, Any], ir.Attr]] = {
+    int: ir.AttrInt64,
+    float: ir.AttrFloat32,
+    str: ir.AttrString,
+    ir.Tensor: ir.AttrTensor,
+}
 
 
 class _Domain:

@@ -17,7 +17,7 @@ LONG = 1024  # elements; no tensor has that many axes
 _TOO_LONG = 1 << 16  # elements; inside functions, whose outputs may get their lengths by numbers alone
 _AS_DIV = ("Add", "Mul", "Sub")  # inferred as Div, alike but for numbers, which are not followed there
 _HIDDEN = "onnx_backprop.hidden"
-_NAMELESS = "unk__"  # how inference begins the names that it gives to lengths
+NAMELESS = "unk__"  # how inference begins the names that it gives to lengths
 
 
 def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
@@ -88,7 +88,7 @@ def _has_rule_for_numbers(op_type: str, opset: int) -> bool:
 
 def is_nameless(length: object) -> bool:
     """Whether a length has no name but the one that inference has given it."""
-    return isinstance(length, str) and length.startswith(_NAMELESS)
+    return isinstance(length, str) and length.startswith(NAMELESS)
 
 
 def is_long(value: ValueInfoProto, least: int = LONG) -> bool:

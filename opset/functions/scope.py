@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
@@ -26,19 +26,21 @@ def domain_nodes(model: ModelProto) -> Iterator[tuple[NodeProto, Scope]]:
             yield from ((node, scope) for node in graph.node if is_declared(node.domain, node.op_type))
 
 
-def infer_missing(model: ModelProto) -> None:
-    """Write inferred types and shapes into the model where a node of our domain has an input without.
+def infer_missing(model: ModelProto, nodes: Iterable[tuple[NodeProto, Scope]]) -> bool:
+    """Write inferred types and shapes into the model where a node of our domain has an input without; whether one had.
+
+    nodes: `domain_nodes` of the model, whose nodes are others afterwards.
 
     Raises InvalidModelError for a contradiction. A model too large for a protobuf message stays as it is.
     """
     complete = all(
         not name or scope.dims(name) is not None
-        for node, scope in domain_nodes(model)
+        for node, scope in nodes
         for name in node.input
         if operator(node) is not None
     )
     if complete or model.ByteSize() > PROTO_LIMIT:
-        return
+        return False
     try:
         inferred = infer_shapes(model, check_type=False)
     except OnnxBackpropError:
@@ -46,6 +48,7 @@ def infer_missing(model: ModelProto) -> None:
     except Exception as e:
         raise InvalidModelError(f"shape inference of the model failed: {e}") from e
     model.CopyFrom(inferred)
+    return True
 
 
 def state_types(model: ModelProto) -> None:

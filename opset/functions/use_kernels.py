@@ -58,10 +58,11 @@ def attach_kernels(result: ModelProto, kernels: str) -> None:
     assign(result.functions, [f for f in result.functions if not _attached(f.domain, f.name, kernels)])
     for node in custom_nodes(result):
         node.overload = ""
-    if kernels == "onnx":
-        infer_missing(result)
+    nodes = list(domain_nodes(result))
+    if kernels == "onnx" and infer_missing(result, nodes):
+        nodes = list(domain_nodes(result))
     bodies = _Bodies(_BUILDERS[kernels], max(_default_opset(result), MIN_BODY_OPSET))
-    for node, scope in domain_nodes(result):
+    for node, scope in nodes:
         if not _attached(node.domain, node.op_type, kernels):
             continue
         op = check_node(node)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from onnx_backprop.opset.graphs.types import Dims, type_dims
+from onnx_backprop.opset.graphs.types import Dims, shape_dims
 from onnx_backprop.opset.graphs.walk import is_standard, subgraphs
 
 CONSTANT_LIMIT = 64  # entries; shapes, scales and regions of interest are shorter
@@ -38,11 +38,11 @@ class Scope:
                 self._note_constant(node)
 
     def _note(self, value: ValueInfoProto) -> None:
-        if value.type.tensor_type.elem_type:
-            self._types[value.name] = value.type.tensor_type.elem_type
-        dims = type_dims(value.type)
-        if dims is not None:
-            self._dims[value.name] = dims
+        name, tensor = value.name, value.type.tensor_type
+        if element := tensor.elem_type:
+            self._types[name] = element
+        if tensor.HasField("shape"):
+            self._dims[name] = shape_dims(tensor.shape)
 
     def _note_constant(self, node: NodeProto) -> None:
         for attribute in node.attribute:

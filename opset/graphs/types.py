@@ -13,7 +13,7 @@ def type_dims(proto: TypeProto) -> Dims | None:
 
 def shape_dims(shape: TensorShapeProto) -> Dims:
     """The dimensions of a shape."""
-    return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in shape.dim)
+    return tuple(d.dim_value or d.dim_param or (0 if d.HasField("dim_value") else None) for d in shape.dim)
 
 
 def shapes_of(graph: GraphProto) -> dict[str, Dims]:

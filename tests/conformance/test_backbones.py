@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -12,7 +11,8 @@ from onnx import ModelProto, TensorProto, helper
 import onnx_backprop as ob
 from tests.conformance import backbones
 
-CHAIN = 5_000
+CHAIN = 2_000
+CALLS = 8_000  # of functions for a node of a network, twice what it takes
 KINDS = ("Relu", "Tanh", "Mul", "Add", "Sigmoid")
 
 
@@ -22,14 +22,12 @@ def test_every_gradient_is_right(name: str) -> None:
     assert outcome.report.verdict == "right", f"{name}, seed {backbones.SEED}:\n{outcome.report}"
     assert {result.verdict for result in outcome.report.results} == {"right"}
     assert outcome.weights >= 50
-    assert outcome.seconds < backbones.LIMIT
 
 
 def test_the_model_with_the_most_nodes_converts_in_time() -> None:
     model = backbones.backbone("densenet121")
-    start = time.process_time()
-    training = ob.backward(model)
-    assert time.process_time() - start < backbones.LIMIT
+    counted, training = calls(model)
+    assert counted < CALLS * len(model.graph.node)
     names = {value.name for value in training.graph.output}
     assert {f"{weight}_grad" for weight in backbones.weights(model)} <= names
     assert len(names) > 600
@@ -56,9 +54,9 @@ def chain(count: int) -> ModelProto:
     )
 
 
-def calls(count: int) -> int:
-    """How many functions a conversion calls: the same on every machine, however busy."""
-    model, counted = chain(count), 0
+def calls(model: ModelProto, wrt: list[str] | None = None) -> tuple[int, ModelProto]:
+    """How many functions a conversion calls, the same on every machine, however busy; and what it makes."""
+    counted = 0
 
     def count_call(_frame: object, event: str, _argument: object) -> None:
         nonlocal counted
@@ -66,18 +64,23 @@ def calls(count: int) -> int:
 
     sys.setprofile(count_call)
     try:
-        training = ob.backward(model, wrt=["x", "w"])
+        training = ob.backward(model, wrt=wrt)
     finally:
         sys.setprofile(None)
+    return counted, training
+
+
+def chain_calls(count: int) -> int:
+    counted, training = calls(chain(count), ["x", "w"])
     assert sum(node.op_type in {"Where", "Mul"} and "_grad/" in node.name for node in training.graph.node) > count / 5
     return counted
 
 
 def test_a_long_chain_converts_in_linear_time() -> None:
     """c·n + q·n² calls: the ratio is 4 without a square, 16 for a square alone; what is called once makes it less."""
-    calls(10)  # what is read and cached once
-    short, long = calls(CHAIN // 4), calls(CHAIN)
-    assert long < 4.1 * short, f"{CHAIN} nodes: {long} calls, a quarter of them: {short}"
+    chain_calls(10)  # what is read and cached once
+    short, long = chain_calls(CHAIN // 4), chain_calls(CHAIN)
+    assert long < 4.02 * short, f"{CHAIN} nodes: {long} calls, a quarter of them: {short}"
 
 
 def test_the_gradient_of_a_chain_is_right() -> None:

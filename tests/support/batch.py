@@ -87,11 +87,14 @@ def calls_together(
     *,
     dtype: str = "f32",
     threads: int = 2,
+    optimised: bool = True,
 ) -> Callable[[], list[list[np.ndarray]]]:
-    """`together` of models of `single_op`: operators with their attributes and inputs."""
+    """`together` of models of `single_op`: operators with their attributes and inputs. optimised: by onnxruntime."""
     models = [single_op.model(op, attributes, inputs, dtype=dtype) for op, attributes, inputs in calls]
     feeds = [single_op.feeds(op, inputs) for op, _, inputs in calls]
     options = single_op.options(threads)
+    if not optimised:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return together(models, feeds, lambda model: ob.session(model, kernels=kernels, session_options=options))
 
 

@@ -6,7 +6,7 @@ They would be a tenth of a small file.
 from onnx import GraphProto, ModelProto, TypeProto, helper, shape_inference
 
 from onnx_backprop.converters.prepare.large_weights import set_aside
-from onnx_backprop.opset.functions.long_vectors import is_nameless
+from onnx_backprop.opset.functions.long_vectors import NAMELESS, is_nameless
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.walk import all_graphs, is_standard
 
@@ -24,10 +24,16 @@ def without_inferred(proto: ModelProto) -> ModelProto:
     inferred = shape_inference.infer_shapes(bare)
     for graph, again in zip(all_graphs(light.graph), all_graphs(inferred.graph), strict=True):
         foreign = _foreign(graph)
-        known = {v.name: _text(v.type) for v in again.value_info if v.name not in foreign}
-        known |= {t.name: _text(helper.make_tensor_type_proto(t.data_type, t.dims)) for t in graph.initializer}
-        known |= {v.name: _text(v.type) for v in graph.input}
-        assign(graph.value_info, [copied(v) for v in graph.value_info if known.get(v.name) != _text(v.type)])
+        stated = [(v, _text(v.type)) for v in graph.value_info]
+        names = {v.name for v, _ in stated}
+        known = {v.name: _text(v.type) for v in again.value_info if v.name in names and v.name not in foreign}
+        known |= {
+            t.name: _text(helper.make_tensor_type_proto(t.data_type, t.dims))
+            for t in graph.initializer
+            if t.name in names
+        }
+        known |= {v.name: _text(v.type) for v in graph.input if v.name in names}
+        assign(graph.value_info, [copied(v) for v, text in stated if known.get(v.name) != text])
     return weights.put_back(light)
 
 
@@ -37,9 +43,11 @@ def _foreign(graph: GraphProto) -> set[str]:
 
 def _text(type_: TypeProto) -> bytes:
     """A type, to be compared; lengths that have no name but a number are all the same."""
-    if type_.HasField("tensor_type") and any(is_nameless(d.dim_param) for d in type_.tensor_type.shape.dim):
+    text = type_.SerializeToString(deterministic=True)
+    if NAMELESS.encode() in text and type_.HasField("tensor_type"):
         type_ = copied(type_)
         for dim in type_.tensor_type.shape.dim:
             if is_nameless(dim.dim_param):
                 dim.Clear()
-    return type_.SerializeToString(deterministic=True)
+        text = type_.SerializeToString(deterministic=True)
+    return text
