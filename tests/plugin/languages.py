@@ -80,7 +80,7 @@ def built(source: Path, folder: Path) -> Path:
     (own / "libonnxruntime.so.1").unlink(missing_ok=True)
     (own / "libonnxruntime.so.1").symlink_to(library)
     program = folder / source.stem
-    options = ["-std=c++17", "-O1", "-Wall", "-Werror", f"-I{EXAMPLES / 'cpp'}", "-pthread"]
+    options = ["-std=c++17", "-Wall", "-Werror", f"-I{EXAMPLES / 'cpp'}", "-pthread"]
     subprocess.run(["c++", *options, "-o", program, source, library, f"-Wl,-rpath,{own}"], check=True)
     return program
 
