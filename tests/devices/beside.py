@@ -15,8 +15,6 @@ import numpy as np
 import onnx_backprop as ob
 from tests.devices.networks import CASES, Case
 
-RATE = 1e-3
-
 
 def beside(case: Case, device: str, steps: int, **options: Any) -> dict[str, Any]:
     """Losses of a training on the CPU and of one on the device, and what is known of the latter.
@@ -28,9 +26,9 @@ def beside(case: Case, device: str, steps: int, **options: Any) -> dict[str, Any
         warnings.simplefilter("ignore", ob.OnnxBackpropWarning)  # of a decoder's cache
         graph = case.graph()
     batches = list(case.batches(steps + 1))
-    reference = ob.Trainer(graph, learning_rate=RATE, kernels="onnx")
+    reference = ob.Trainer(graph, learning_rate=case.rate, kernels="onnx")
     expected = [reference.step(batch) for batch in batches]
-    trainer = ob.Trainer(graph, learning_rate=RATE, device=device, **options)
+    trainer = ob.Trainer(graph, learning_rate=case.rate, device=device, **options)
     start = time.perf_counter()
     trainer.step(batches[0])
     first = time.perf_counter() - start
@@ -42,7 +40,7 @@ def beside(case: Case, device: str, steps: int, **options: Any) -> dict[str, Any
         checkpoint = Path(folder) / "checkpoint"
         trainer.save(checkpoint)
         saved = trainer.copies.to_host - copied
-        on_cpu = ob.Trainer(graph, learning_rate=RATE, kernels="onnx").load(checkpoint)
+        on_cpu = ob.Trainer(graph, learning_rate=case.rate, kernels="onnx").load(checkpoint)
     trainer.step(batches[-1])
     trainer.read_losses()
     found = [loss for _, loss in trainer.losses.points]
