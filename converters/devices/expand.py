@@ -13,6 +13,7 @@ from onnx_backprop.opset.graphs.types import Dims
 from onnx_backprop.opset.graphs.walk import attributes_of
 
 _HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_BUFFERS = 8  # that a shader may use on every GPU
 _WHOLE = (TensorProto.INT32, TensorProto.INT64)
 
 
@@ -49,6 +50,26 @@ def sign(op: Emitter, node: NodeProto, known: Known) -> dict[str, str] | None:
         return None
     zero = op.constant(0, helper.tensor_dtype_to_np_dtype(kind).type)
     return {node.output[0]: op.Sub(op.Cast(op.Greater(x, zero), to=kind), op.Cast(op.Less(x, zero), to=kind))}
+
+
+def split(op: Emitter, node: NodeProto, known: Known) -> dict[str, str] | None:
+    """A Slice for each part, where a shader would write into more buffers than every GPU has."""
+    x, *sizes = node.input
+    attributes, shape, parts = attributes_of(node), known.shapes.get(x), len(node.output)
+    if parts < _BUFFERS or shape is None or (sizes and sizes[0] and sizes[0] not in known.constants):
+        return None
+    axis = attributes.get("axis", 0) % len(shape)
+    if sizes and sizes[0]:
+        lengths = [int(length) for length in known.constants[sizes[0]]]
+    else:  # equal ones, the last may be smaller
+        even = -(-shape[axis] // parts)
+        lengths = [min(even, shape[axis] - n * even) for n in range(parts)]
+    ends = np.cumsum(lengths)
+
+    def part(length: int, end: int) -> str:
+        return op.Slice(x, *(op.constant([k], np.int64) for k in (end - length, end, axis)))
+
+    return {y: part(n, end) for y, n, end in zip(node.output, lengths, ends, strict=True) if y}
 
 
 def sum_(op: Emitter, node: NodeProto, _: Known) -> dict[str, str]:
@@ -173,5 +194,6 @@ FORMS: dict[str, Form] = {
     "OneHot": one_hot,
     "Sign": sign,
     "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
+    "Split": split,
     "Sum": sum_,
 }

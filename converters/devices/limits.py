@@ -13,7 +13,7 @@ class Limits:
     float64, float16: whether there is arithmetic in these types.
     nan: whether what is no number stays so, in a maximum above all.
     lacks: operators without a kernel that `expand.FORMS` has others for; of BatchNormalization the training mode,
-        of MaxPool the Indices and of Resize antialias are meant.
+        of MaxPool the Indices, of Resize antialias and of Split many parts are meant.
     """
 
     fixed_lengths: bool = False

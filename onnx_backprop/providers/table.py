@@ -38,14 +38,15 @@ class Provider:
 
 
 # What WebGPU's kernels lack: float64 and int64, so arithmetic on shapes runs on the host; MaxPool's Indices,
-# BatchNormalization in training mode and antialias of Resize, which its kernels take and then fail; these operators
-# altogether; and NaN, of which shaders make what the GPU pleases.
+# BatchNormalization in training mode, antialias of Resize and Split into many parts, which its kernels take and then
+# fail; the other operators altogether; and NaN, of which shaders make what the GPU pleases.
 WEBGPU = Limits(
     fixed_lengths=True,
     float64=False,
     nan=False,
     lacks=frozenset(
-        {"BatchNormalization", "LogSoftmax", "MaxPool", "OneHot", "Resize", "Sign", "SoftmaxCrossEntropyLoss", "Sum"}
+        {"BatchNormalization", "LogSoftmax", "MaxPool", "OneHot", "Resize", "Sign", "SoftmaxCrossEntropyLoss"}
+        | {"Split", "Sum"}
     ),
 )
 # Compilers of whole graphs, which want lengths; what they lack falls back node by node.

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 import onnx_backprop as ob
+from onnx_backprop.training.evaluation import lengths_of
 from tests.devices.networks import CASES, Case
-
-RATE = 1e-3
 
 
 def beside(case: Case, device: str, steps: int, **options: Any) -> dict[str, Any]:
@@ -23,14 +22,20 @@ def beside(case: Case, device: str, steps: int, **options: Any) -> dict[str, Any
 
     unlike: the largest difference of the losses, also of the first one behind a checkpoint of the device that the CPU
     goes on from. copied: tensors of the state that were copied back in the steps, and in saving and exporting.
+    No steps: where the nodes are placed, and nothing is run.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ob.OnnxBackpropWarning)  # of a decoder's cache
         graph = case.graph()
     batches = list(case.batches(steps + 1))
-    reference = ob.Trainer(graph, learning_rate=RATE, kernels="onnx")
+    if not steps:
+        trainer = ob.Trainer(graph, device=device, **options)
+        assert trainer._placed is not None
+        trainer._placed.session(lengths_of(trainer.inputs.ort_values(batches[0])))
+        return _placed(trainer)
+    reference = ob.Trainer(graph, learning_rate=case.rate, kernels="onnx")
     expected = [reference.step(batch) for batch in batches]
-    trainer = ob.Trainer(graph, learning_rate=RATE, device=device, **options)
+    trainer = ob.Trainer(graph, learning_rate=case.rate, device=device, **options)
     start = time.perf_counter()
     trainer.step(batches[0])
     first = time.perf_counter() - start
@@ -42,25 +47,30 @@ def beside(case: Case, device: str, steps: int, **options: Any) -> dict[str, Any
         checkpoint = Path(folder) / "checkpoint"
         trainer.save(checkpoint)
         saved = trainer.copies.to_host - copied
-        on_cpu = ob.Trainer(graph, learning_rate=RATE, kernels="onnx").load(checkpoint)
+        on_cpu = ob.Trainer(graph, learning_rate=case.rate, kernels="onnx").load(checkpoint)
     trainer.step(batches[-1])
     trainer.read_losses()
     found = [loss for _, loss in trainer.losses.points]
     unlike = float(np.abs(np.subtract(found, expected)).max())
     unlike = max(unlike, abs(on_cpu.step(batches[-1]) - expected[-1]))
-    place = trainer.placement
-    assert place is not None
-    return {
+    return _placed(trainer) | {
         "steps": steps,
-        "nodes": place.nodes,
-        "on_device": place.on_device,
-        "elsewhere": [[node.op_type, node.reason] for node in place.elsewhere],
         "unlike": unlike,
         "losses": [expected[0], expected[-1]],
         "copied": copied,
         "saved": saved,
         "state": len(graph.state),
         "first_step": first,
+    }
+
+
+def _placed(trainer: ob.Trainer) -> dict[str, Any]:
+    place = trainer.placement
+    assert place is not None
+    return {
+        "nodes": place.nodes,
+        "on_device": place.on_device,
+        "elsewhere": [[node.op_type, node.reason] for node in place.elsewhere],
     }
 
 

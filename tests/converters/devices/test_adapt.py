@@ -45,6 +45,17 @@ NORM = "BatchNormalization <training_mode = 1, momentum = 0.7, epsilon = 0.01>"
 FORMS_OF = {  # a graph with the operator, what it is fed
     "LogSoftmax": ("g (float[2, 3, 4] x) => (float[2, 3, 4] y) { y = LogSoftmax <axis = 1> (x) }", "x"),
     "Sign": ("g (float[2, 3] x) => (float[2, 3] y) { y = Sign (x) }", "x"),
+    "Split": (
+        f"g (float[2, 17, 3] x) => ({', '.join(f'y{n}' for n in range(9))}) "
+        f"{{ {', '.join(f'y{n}' for n in range(9))} = Split <axis = -2, num_outputs = 9> (x) }}",
+        "x",
+    ),
+    "Split, sizes": (
+        f"g (float[2, 12, 3] x) => ({', '.join(f'y{n}' for n in range(8))}) "
+        f"{{ k = Constant <value = int64[8] {{1, 2, 3, 1, 1, 0, 2, 2}}> () "
+        f"{', '.join(f'y{n}' for n in range(8))} = Split <axis = 1> (x, k) }}",
+        "x",
+    ),
     "Sum": ("g (float[2, 3] x, float[3] s, float[2, 1] b) => (float[2, 3] y) { y = Sum (x, s, b) }", "x s b"),
     "OneHot": (f"g (int64[2, 3] i) => (float[2, 4, 3] y) {{ {DEPTH} {VALUES} y = OneHot <axis = 1> (i, d, v) }}", "i"),
     "OneHot, last": (f"g (int64[2, 3] i) => (float[2, 3, 4] y) {{ {DEPTH} {VALUES} y = OneHot (i, d, v) }}", "i"),

@@ -91,8 +91,32 @@ def mixed(rng: np.random.Generator) -> list[Batch]:
     ]
 
 
+def depthwise(rng: np.random.Generator) -> ob.TrainingGraph:
+    """And more parts than a shader can write at once, and read."""
+    parts = ", ".join(f"p{n}" for n in range(24))
+    text = f"""depthwise (float[B, 6, 16, 16] x) => (float[B, 24, 7] y) {{
+        a = Conv <group = 6, kernel_shape = [5, 5], pads = [2, 2, 2, 2], strides = [2, 2]> (x, w) lengths = Constant <value = int64[3] {{0, 24, -1}}> ()
+        b = Reshape (a, lengths) c = Slice (b, zero, end, two) {parts} = Split <axis = 1, num_outputs = 24> (c)
+        together = Concat <axis = 1> ({parts}) y = Tanh (together) }}"""
+    model = model_of(text, rng, w=(6, 1, 5, 5))
+    for name, value in {"zero": 0, "end": 7, "two": 2}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array([value]), name))
+    return ob.training_graph(model, loss="mse", optimizer="adamw")
+
+
+def pictures(rng: np.random.Generator) -> list[Batch]:
+    return [
+        {
+            "x": rng.standard_normal((rows, 6, 16, 16)).astype(np.float32),
+            "target": rng.standard_normal((rows, 24, 7)).astype(np.float32),
+        }
+        for rows in (2, 2, 1)
+    ]
+
+
 CASES: dict[str, tuple[Callable[..., ob.TrainingGraph], Callable[..., list[Batch]]]] = {
     "tokens, bytes, masks, If, Loop, Scan, accumulate": (everything, mixed),
+    "many parts": (depthwise, pictures),
     "memory": (deep, lambda rng: points(rng, 6, 6, 6)),
     "fp16": (lambda rng: perceptron(rng, precision="fp16"), lambda rng: points(rng, 6, 6, 6)),
     "gradients of inputs, norms": (
@@ -112,6 +136,8 @@ def test_losses_and_parameters_are_those_of_the_cpu(name: str, device: str, rng:
     )
     for batch in given:
         np.testing.assert_allclose(there.step(batch), ours.step(batch), atol=WITHIN)
+    assert there._placed is not None
+    assert not there._placed._moved, "no kernel fails"
     for parameter, value in ours.parameters().items():
         np.testing.assert_allclose(there.parameters()[parameter], value, atol=WITHIN, err_msg=parameter)
     for x, gradient in ours.input_gradients.items() if graph.input_gradients else ():
