@@ -3,12 +3,13 @@
     MatMul(x, w)  MatMul(dy, Transpose(w))  Gemm<transA>(x, dy)   ->   MatrixProduct(x, w)  …<transB>(dy, w)  …<transA>
 
 What is known to be short stays: a product that splits a matrix into parts for few rows takes longer than one that reads
-it. So do batches of matrices, and Gemm with factors. A Transpose that nobody reads any more goes.
+it. So do rows that are a batch's of unknown number and nothing else, batches of matrices, and Gemm with factors. A
+Transpose that nobody reads any more goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from math import prod
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -17,7 +18,7 @@ from onnx_backprop.opset.functions.native import NATIVE_DOMAIN, NATIVE_PREFIX
 from onnx_backprop.opset.graphs.edit import add_import, assign, copied
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import producers
-from onnx_backprop.opset.graphs.types import Dims, shapes_of
+from onnx_backprop.opset.graphs.types import Dim, Dims, shapes_of, type_dims
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard, reads, subgraphs
 from onnx_backprop.ort_ops.products.matrix_product import NAME
 
@@ -27,21 +28,24 @@ _LEAST_ROWS, _LEAST = 32, 64  # of rows; of columns and of what is summed
 def replace_products(model: ModelProto) -> ModelProto:
     """Put MatrixProduct in the place of products, those inside loops too, in place; returns the model."""
     taken = used_names(model.graph)
-    if _replace(model.graph, {}, set(), taken):
+    batches = {dims[0] for value in model.graph.input if (dims := type_dims(value.type)) and isinstance(dims[0], str)}
+    if _replace(model.graph, {}, set(), taken, batches):
         add_import(model, NATIVE_DOMAIN)
     return model
 
 
-def _replace(graph: GraphProto, outer: dict[str, Dims], floats: set[str], taken: set[str]) -> bool:
+def _replace(
+    graph: GraphProto, outer: dict[str, Dims], floats: set[str], taken: set[str], batches: Container[Dim]
+) -> bool:
     shapes = outer | shapes_of(graph)
     floats = floats | set(_floats(graph))
     makers, nodes, turned, changed = producers(graph.node), list[NodeProto](), set[str](), False
     for node in graph.node:
-        found = _product(node, makers, shapes, floats, taken)
+        found = _product(node, makers, shapes, floats, taken, batches)
         nodes += found or [copied(node)]
         changed |= bool(found)
         turned.update(name for name in node.input if found and name not in found[0].input)
-    inner = [_replace(body, shapes, floats, taken) for node in nodes for body in subgraphs(node)]
+    inner = [_replace(body, shapes, floats, taken, batches) for node in nodes for body in subgraphs(node)]
     if changed := changed or any(inner):
         gone = turned - {value.name for value in graph.output}.union(*map(reads, nodes))
         assign(graph.node, [node for node in nodes if gone.isdisjoint(node.output)])
@@ -59,7 +63,12 @@ def _floats(graph: GraphProto) -> Iterable[str]:
 
 
 def _product(
-    node: NodeProto, makers: dict[str, NodeProto], shapes: dict[str, Dims], floats: set[str], taken: set[str]
+    node: NodeProto,
+    makers: dict[str, NodeProto],
+    shapes: dict[str, Dims],
+    floats: set[str],
+    taken: set[str],
+    batches: Container[Dim],
 ) -> list[NodeProto]:
     """The nodes in the place of one; none where it stays."""
     if not is_standard(node, "MatMul", "Gemm") or not floats.intersection(node.input[:2]):
@@ -74,7 +83,8 @@ def _product(
         if maker is not None and square and attributes_of(maker).get("perm", [1, 0]) == [1, 0]:
             names[n], turned[n] = maker.input[0], not turned[n]
     left, right = (shapes.get(name, ()) for name in names)
-    if len(left) < 2 or len(right) != 2 or not _pays(left, right, *turned):
+    few = len(left) == 2 and left[0] in batches
+    if few or len(left) < 2 or len(right) != 2 or not _pays(left, right, *turned):
         return []
     result = node.output[0]
     bias = node.input[2] if len(node.input) > 2 else ""
