@@ -109,7 +109,7 @@ def _write(results: dict[str, dict[str, Any]]) -> None:
                 continue
             share = f"{found['on_device']:,} of {found['nodes']:,}, {100 * found['on_device'] / found['nodes']:.1f} %"
             within = f"{found['unlike']:.0e}" if "unlike" in found else "not run to the end"
-            within += "" if found.get("steps", STEPS) == STEPS else f" in {found['steps']} steps"
+            within += "" if found.get("steps", STEPS) == STEPS else f", steps: {found['steps']}"
             lines.append(f"| {case.name}{about} | {device} | {share} | {within} | {_why(found)} |")
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     behind = rest.partition(END)[2]
