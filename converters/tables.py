@@ -5,14 +5,17 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import pairwise, zip_longest
 from typing import TextIO
 
 from onnx_backprop.opset.core.errors import printable
 
 _GAP = "  "
-PIPED = 100  # characters of a table's line in a file or a pipe
+PIPED = 100  # characters of a table's line that a command writes to a file or a pipe
+_piped: ContextVar[int | None] = ContextVar("piped", default=None)
 
 
 def columns(stream: TextIO | None = None) -> int | None:
@@ -34,16 +37,26 @@ def wrapped(text: str, stream: TextIO | None = None) -> str:
     return "\n".join(part for line in text.split("\n") for part in _Words(width).wrap(line) or [""])
 
 
+@contextmanager
+def fitting(characters: int = PIPED) -> Iterator[None]:
+    """A block in which tables for files and pipes have lines of so many characters."""
+    token = _piped.set(characters)
+    try:
+        yield
+    finally:
+        _piped.reset(token)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[int] = ()) -> list[str]:
     """Lines of columns as wide as their widest cell; the columns of the given `numbers` stand to the right.
 
-    Cells are broken where the lines would not fit on the terminal, or in 100 characters elsewhere: between words and
-    behind the /, ; and . of names. Where that is not enough, a row is a paragraph that names its columns.
+    Cells are broken where the lines would not fit on the terminal, or in those of `fitting`: between words and behind
+    the /, ; and . of names. Where that is not enough, a row is a paragraph that names its columns.
     """
     lines = [[printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[n]) for row in lines) for n in range(len(header))]
-    room = columns() or PIPED
-    if not _narrowed(widths, lines, room - len(_GAP) * (len(header) - 1)):
+    room = columns() or _piped.get()
+    if room is not None and not _narrowed(widths, lines, room - len(_GAP) * (len(header) - 1)):
         head, *others = lines
         told = (
             "; ".join(f"{name}: {cell}" if name else cell for name, cell in zip(head, row, strict=True) if cell)

@@ -21,7 +21,7 @@ from onnx_backprop.command.commands import commands
 from onnx_backprop.command.files import check_files
 from onnx_backprop.command.options import PROGRAM, as_options, limits_of
 from onnx_backprop.command.parser import Argument, Parser
-from onnx_backprop.converters.tables import wrapped
+from onnx_backprop.converters.tables import fitting, wrapped
 from onnx_backprop.opset import OnnxBackpropError, UnsupportedOpError
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning
 from onnx_backprop.opset.core.progress import hidden
@@ -53,7 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         known.extend(arguments.command.all_arguments())
         if arguments.rest and not arguments.command.takes_rest:
             arguments.parser.unrecognized(arguments.rest)
-        with warnings.catch_warnings(), limits_of(arguments), hidden(really=getattr(arguments, "quiet", False)):
+        with (
+            warnings.catch_warnings(),
+            fitting(),
+            limits_of(arguments),
+            hidden(really=getattr(arguments, "quiet", False)),
+        ):
             warnings.simplefilter("always", OnnxBackpropWarning)
             warnings.showwarning = partial(_show_warning, known)
             check_files(arguments)

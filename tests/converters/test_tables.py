@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from onnx_backprop.converters.tables import columns, sparkline, table, wrapped
+from onnx_backprop.converters.tables import columns, fitting, sparkline, table, wrapped
 
 HEADER = ("operator", "node", "gradient", "by", "")
 ROWS = [
@@ -22,12 +22,14 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return request.param
 
 
-def test_files_and_pipes_get_whole_lines_and_tables_of_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_pipes_get_whole_lines_and_commands_tables_of_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")  # which some tools set for all their children
     assert columns() is None
     assert wrapped("word " * 50) == "word " * 50
-    assert max(map(len, table(HEADER, ROWS))) <= 100
-    wide = table(("node", ""), [("StatefulPartitionedCall/block/Conv2D;" * 5, "1")])
+    assert [len(line) > 80 for line in table(HEADER, ROWS)] == [False, True, True]
+    with fitting():
+        assert max(map(len, table(HEADER, ROWS))) <= 100
+        wide = table(("node", ""), [("StatefulPartitionedCall/block/Conv2D;" * 5, "1")])
     assert max(map(len, wide)) <= 100
     assert "".join(wide).count("Conv2D") == 5
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -180,7 +181,8 @@ def test_it_agrees_with_backward_on_what_is_reached() -> None:
     assert told(explanation)["side"] == ("Neg-13", "served")
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnx_backprop.command.main.fitting", nullcontext)  # a row a line
     path = str(tmp_path / "net.onnx")
     onnx.save(model_of(NET), path)
     assert command.main(["explain", path, "--wrt", "weight", "--of", "y"]) == 0
