@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -31,16 +31,13 @@ class ImageRows(StoredRows):
         self.shape = (len(paths), *size, 3) if channels_last else (len(paths), 3, *size)
 
     def _read(self, rows: np.ndarray, into: np.ndarray) -> None:
-        module = _pillow()
-        height, width = self._size
         for n, row in enumerate(rows):
             path = self.paths[row]
             try:
-                with module.open(path) as image:
-                    pixels = np.asarray(image.convert("RGB").resize((width, height), module.Resampling.BILINEAR))
+                pixels = decoded(path, self._size)
             except (OSError, ValueError, SyntaxError) as e:  # each of Pillow's formats raises its own
                 raise InvalidArgumentError(f"{path} is no image that Pillow reads: {e}") from e
-            into[n] = pixels if self._last else pixels.transpose(2, 0, 1)
+            into[n] = pixels.transpose(1, 2, 0) if self._last else pixels
 
 
 def image_folder(
@@ -89,6 +86,15 @@ class ImageFolder(dict[str, Any]):
     def __init__(self, arrays: Mapping[str, Any], classes: Sequence[str]) -> None:
         super().__init__(arrays)
         self.classes = list(classes)
+
+
+def decoded(file: Path | BinaryIO, size: tuple[int, int] | None = None) -> np.ndarray:
+    """An image as bytes (3, height, width), brought to a size if one is given."""
+    module = _pillow()
+    with module.open(file) as opened:
+        image = opened.convert("RGB")
+        image = image if size is None else image.resize((size[1], size[0]), module.Resampling.BILINEAR)
+    return np.asarray(image).transpose(2, 0, 1)
 
 
 def _pillow() -> Any:

@@ -1,7 +1,7 @@
 """Arrays in a folder of files, larger than memory: rows are read when they are asked for, and not kept.
 
 FOLDER holds *.npz files, each with some rows of all arrays, as np.savez writes them; or NAME.npy, or several
-NAME.PART.npy, for every array; or files of `columns`. Files come in the order of their names.
+NAME.PART.npy, for every array; or files of `columns`; or `tars`. Files come in the order of their names.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.data.columns import SUFFIXES, Columns
 from onnx_backprop.training.data.datasets import fetched, is_remote
 from onnx_backprop.training.data.rows import StoredRows
+from onnx_backprop.training.data.tars import TAR, read_tars
 
 Part = tuple[Path, Place]
 
@@ -52,6 +53,8 @@ def read_rows(path: str | os.PathLike[str], *, what: str = "data") -> Mapping[st
         path = fetched(str(path), what)
     if os.path.isdir(path):
         return read_folder(path, what=what)
+    if Path(path).suffix == TAR:
+        return read_tars([Path(path)], what=what)
     return Columns([Path(path)], what=what) if Path(path).suffix in SUFFIXES else NpzArrays(path, what=what)
 
 
@@ -62,13 +65,15 @@ def read_folder(folder: str | os.PathLike[str], *, what: str) -> Mapping[str, St
     rows, parts of one array of different types or shapes, .npz files that have not the same arrays, each with one
     number of rows, and what `Columns` refuses.
     """
-    by_suffix = {suffix: sorted(Path(folder).glob(f"*{suffix}")) for suffix in (".npz", ".npy", *SUFFIXES)}
+    by_suffix = {suffix: sorted(Path(folder).glob(f"*{suffix}")) for suffix in (".npz", ".npy", TAR, *SUFFIXES)}
     found = [suffix for suffix, paths in by_suffix.items() if paths]
     if len(found) != 1:
         raise InvalidArgumentError(
-            f"{what}: {folder}: expected files *.npz, or NAME.npy, or *{', or *'.join(SUFFIXES)}, "
+            f"{what}: {folder}: expected files *.npz, or NAME.npy, or *{', or *'.join((TAR, *SUFFIXES))}, "
             f"got {' and '.join(found) or 'none of them'}"
         )
+    if found[0] == TAR:
+        return read_tars(by_suffix[TAR], what=what)
     if found[0] in SUFFIXES:
         return Columns(by_suffix[found[0]], what=what)
     npz, npy = by_suffix[".npz"], by_suffix[".npy"]
