@@ -84,6 +84,11 @@ class Weights:
             classes = losses[0].get("weight")
             self._classes = None if classes is None else np.asarray(classes, np.float64)
 
+    @property
+    def of_labels(self) -> bool:
+        """Whether labels count, and not rows."""
+        return self._labels is not None
+
     def of(self, shard: Shard) -> float:
         """The weight of a shard that has been checked."""
         if not shard.rows or self._labels is None:

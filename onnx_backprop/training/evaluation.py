@@ -14,7 +14,7 @@ from onnx import ModelProto
 from onnx_backprop.converters.training.names import PERPLEXITY
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.distributed.shards import Shard, Weights
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.providers.placed import Placed
@@ -47,7 +47,7 @@ class Evaluator:
         self._sessions: dict[bool, Session] = {}  # by whether they compute the loss alone
         self._unlabelled: tuple[Session, list[str]] | None = None  # without the loss, and the inputs it leaves out
         self._with_metrics: tuple[tuple[Any, ...], Session, Names] | None = None  # the last ones that were asked for
-        self._counts = Weights(graph) if counts_tokens(graph) else None
+        self._tokens, self._counts = counts_tokens(graph), _labels_of(graph)
 
     def outputs(
         self, feeds: Feeds, weights: Values, *, loss_alone: bool = False, session: Session | None = None
@@ -97,7 +97,7 @@ class Evaluator:
 
     def _metrics(self, metrics: Mapping[str, Metric]) -> tuple[Session | None, Names]:
         """What computes the loss and the sums of metrics, and the names of these; one session is kept."""
-        if self._counts is not None:  # or all logits would be computed for what the loss says already
+        if self._tokens:  # or all logits would be computed for what the loss says already
             metrics = {n: m for n, m in metrics.items() if m.name != PERPLEXITY or m.prediction or m.target}
         if not metrics:
             return None, {}
@@ -142,13 +142,14 @@ class Evaluator:
             total, seen = ranks.totals(total, seen)
             measures.gather(ranks.communicator)
         if not seen:
-            why = "is empty; expected at least one batch" if self._counts is None else "holds no token that counts"
+            what = "token" if self._tokens else "label"
+            why = "is empty; expected at least one batch" if self._counts is None else f"holds no {what} that counts"
             raise InvalidArgumentError(f"the loader {why}")
         values = measures.values()
-        return Measured(total / seen, values) if self._counts is None else TokenLoss(total / seen, seen, values)
+        return TokenLoss(total / seen, seen, values) if self._tokens else Measured(total / seen, values)
 
     def _weight(self, feeds: Feeds) -> float:
-        """What a batch counts in a mean over several: its rows, or of a loss of tokens those that count."""
+        """What a batch counts in a mean over several: its rows, or its labels where these count unequally."""
         if self._counts is None:
             return rows(feeds[self._graph.inputs[0]])
         return self._counts.of(Shard(self._inputs.checked(feeds)))
@@ -161,6 +162,15 @@ class Evaluator:
         if not math.isfinite(loss) and (fault := self._inputs.fault(f"{what} {loss}", feeds)):
             raise fault
         return loss, results
+
+
+def _labels_of(graph: TrainingGraph) -> Weights | None:
+    """What weighs a batch by its labels; None where rows do, and for sums of losses that weigh rows differently."""
+    try:
+        weights = Weights(graph)
+    except UnsupportedError:
+        return None
+    return weights if weights.of_labels else None
 
 
 def lengths_of(fed: Values) -> dict[str, Sequence[int]]:

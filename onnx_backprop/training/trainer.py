@@ -439,6 +439,7 @@ class Trainer:
     ) -> Measured:
         """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows.
 
+        Where labels are ignored, or classes have weights, batches are weighted by what their labels count.
         It is a float, whose `metrics` are numbers, and arrays of them, by name. Batches of `NextToken` are weighted by
         the tokens that count, and `perplexity` is among their metrics. A batch is given as `step` takes it, but that
         one tuple or list is a loader. ema: of the running means of the weights. metrics: as `fit` takes them. Errors:

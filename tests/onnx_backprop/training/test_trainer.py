@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import ModelProto, parser
+from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
 import onnx_backprop.training.trainer
@@ -317,3 +317,29 @@ def test_evaluation_of_many_elements(kernels: str) -> None:
     expected = np.mean((x.astype(np.float64) - target) ** 2)
     for loader in ([(x, target)], [(x[n : n + 1], target[n : n + 1]) for n in range(4)]):
         assert trainer.evaluate(loader) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        ob.losses.SoftmaxCrossEntropy(ignore_index=255),
+        ob.losses.SoftmaxCrossEntropy(weight=[1, 5, 0.25]),
+        ob.losses.SoftmaxCrossEntropy(weight=[1, 5, 0.25], ignore_index=0, label_smoothing=0.0),
+        ob.losses.SoftmaxCrossEntropy(),
+    ],
+    ids=str,
+)
+def test_an_evaluation_is_that_of_all_rows_whatever_the_batches(loss: ob.losses.Loss) -> None:
+    """Batches of which most labels are ignored, or weigh little, count for as much as they hold."""
+    rng = np.random.default_rng(7)
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[N, 4] x) => (float[N, 3] y) { y = MatMul (x, w) }""")
+    model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((4, 3)).astype(np.float32), "w"))
+    x, labels = rng.standard_normal((10, 4)).astype(np.float32), rng.integers(0, 3, 10)
+    if "255" in str(loss):
+        labels[1:5] = 255
+    trainer = ob.Trainer(ob.training_graph(model, loss=loss, optimizer="sgd"), kernels="onnx")
+    whole = trainer.evaluate(x, labels)
+    parts = [(x[a:b], labels[a:b]) for a, b in ((0, 6), (6, 7), (7, 10))]
+    assert trainer.evaluate(parts) == pytest.approx(whole, rel=1e-6)
