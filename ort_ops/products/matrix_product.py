@@ -14,12 +14,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.ort_ops.compiler.decorators import inner
-from onnx_backprop.ort_ops.compiler.llvm import F32
+from onnx_backprop.ort_ops.compiler.llvm import F32, store_f32
 from onnx_backprop.ort_ops.compiler.machine import processors
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
@@ -144,7 +146,14 @@ def _product(call, p, n, scratch):
     leave_tiles()
 
 
-_PRODUCT = stage("matrix_product", Product, _product)
+@inner
+def _clear(call, p, row, _scratch):
+    """A row of sums of nothing, as of the tokens of an expert that gets none."""
+    for column in range(row * p.columns, (row + 1) * p.columns):
+        store_f32(call.output, column, np.float32(0.0))
+
+
+_PRODUCT, _CLEARED = stage("matrix_product", Product, _product), stage("matrix_product_clear", Product, _clear)
 
 
 def _cut(length: int, most: int, step: int) -> tuple[int, int]:
@@ -160,6 +169,12 @@ def _plan(request: Request) -> Plan:
     columns, k = request.output[-1], a[-2] if attributes["transA"] else a[-1]
     rows = math.prod(request.output[:-1])
     turned, keeps_left = int(attributes["transA"]), bool(attributes["transA"]) or rows <= _KEPT
+    if not k:
+        alone = Product(
+            rows=rows, columns=columns, k=0, turned_left=0, turned_right=0, keeps_left=True, at_once=0, wide=0, deep=0,
+            pieces=0, own=Offsets(),
+        )  # fmt: skip
+        return Plan(alone, ((_CLEARED, rows),))
     most_rows, most_columns = (_KEPT, _PASSED) if keeps_left else (_PASSED, _KEPT)
     at_once, row_pieces = _cut(rows, most_rows, SIDE)
     wide, pieces = _cut(columns, _PASSED_ONCE if keeps_left and row_pieces == 1 else most_columns, SIDE)
@@ -193,8 +208,8 @@ def _shape(attributes: Attributes, args: Sequence[Arg | None]) -> Dims | None:
         raise ShapeError(f"expected a of rank 2 or more, 2 with transA, and b of rank 2, got {a} and {b}", op_type=NAME)
     rows, k = (a[1:], a[0]) if attributes["transA"] else (a[:-1], a[-1])
     depth, columns = b[::-1] if attributes["transB"] else b
-    if k != depth or k == 0:
-        raise ShapeError(f"expected one length of 1 or more to sum over, got {k} and {depth}", op_type=NAME)
+    if k != depth:
+        raise ShapeError(f"expected one length to sum over, got {k} and {depth}", op_type=NAME)
     return (*rows, columns)
 
 
