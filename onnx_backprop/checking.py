@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.check.check import check
 from onnx_backprop.converters.check.report import GradientReport
-from onnx_backprop.converters.prepare.fused.expand import own_expanded
+from onnx_backprop.converters.prepare.fused.expand import with_expansions_written
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.opset.functions.declared import OPERATORS
 from onnx_backprop.opset.graphs.walk import all_nodes
@@ -74,7 +74,7 @@ def check_gradients(
     target = chosen(device, providers)
 
     def opened(proto: ModelProto) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
-        proto = own_expanded(proto)
+        proto = with_expansions_written(proto)
         declared = any((node.domain, node.op_type) in OPERATORS for node in all_nodes(proto))
         route = "numpy" if declared else None  # references, which share nothing with native kernels
         running: Any = session(proto, kernels=route if target is None else "onnx", device=device, providers=providers)

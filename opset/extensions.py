@@ -22,12 +22,13 @@ def load_extensions() -> None:
             return
         _loaded.add(GROUP)  # before: what is imported asks for it again
         for point in entry_points(group=GROUP):
+            package = point.dist.name if point.dist else "an unnamed package"
             try:
                 found = point.load()
                 if not isinstance(found, ModuleType):
                     found()
+                _logger.info("the extension %r of %s is loaded: %s", point.name, package, point.value)
             except Exception as e:  # noqa: BLE001 - whatever an extension does, the others and we go on
-                package = point.dist.name if point.dist else "an unnamed package"
                 _logger.warning(
                     "the extension %r of %s is left out, since loading %r failed: %s: %s",
                     *(point.name, package, point.value, type(e).__name__, e),

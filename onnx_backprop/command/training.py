@@ -131,7 +131,7 @@ def check_watched(arguments: argparse.Namespace) -> None:
         chosen_metrics(arguments.metrics)
 
 
-def found_rate(arguments: argparse.Namespace, trainer: Any, loader: Any) -> "RateSearch":
+def search_rate(arguments: argparse.Namespace, trainer: Any, loader: Any) -> "RateSearch":
     """Try learning rates; the one that suits is `--learning-rate` from here on."""
     found: RateSearch = trainer.find_learning_rate(loader)
     arguments.learning_rate = trainer.learning_rate = float(f"{found.suggestion:.2g}")

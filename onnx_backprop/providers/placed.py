@@ -14,8 +14,8 @@ from onnx import ModelProto
 
 from onnx_backprop import ort_ops
 from onnx_backprop.converters.devices.limits import HOST
-from onnx_backprop.converters.prepare.fused.expand import own_expanded
-from onnx_backprop.converters.prepare.fused.table import OWN
+from onnx_backprop.converters.prepare.fused.expand import with_expansions_written
+from onnx_backprop.converters.prepare.fused.table import REGISTERED
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.extensions import load_extensions
@@ -61,8 +61,8 @@ def session(
     """
     target = chosen(device, providers)
     load_extensions()
-    if OWN and kernels is not None:
-        model = own_expanded(load(model, mapped=True))
+    if REGISTERED and kernels is not None:
+        model = with_expansions_written(load(model, mapped=True))
     if target is None or kernels is None:
         if target is not None:
             session_options = session_options or options_for(target)

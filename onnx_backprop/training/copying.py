@@ -35,10 +35,10 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
         trainer.save(path)
         trainer.kept = kept["kept"]
         state = path.read_bytes()
-    return _remade, (type(trainer), trainer.graph, dict(trainer.arguments), state, kept)
+    return _rebuilt, (type(trainer), trainer.graph, dict(trainer.arguments), state, kept)
 
 
-def _remade(
+def _rebuilt(
     kind: type[Trainer], graph: TrainingGraph, arguments: Mapping[str, Any], state: bytes, kept: Mapping[str, Any]
 ) -> Trainer:
     trainer = kind(graph, **arguments)

@@ -38,7 +38,7 @@ print(json.dumps([NATIVE_DOMAIN, reason_against(), losses]))
 """
 
 
-def _told(**environment: str) -> list[object]:
+def _losses_with(**environment: str) -> list[object]:
     command = [sys.executable, "-W", "error", "-c", SCRIPT]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr[-3000:]
@@ -47,13 +47,13 @@ def _told(**environment: str) -> list[object]:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_a_library_of_our_own_in_the_place_of_onnxruntime_extensions(tmp_path: Path) -> None:
+def test_losses_with_the_library_for_windows(tmp_path: Path) -> None:
     library = tmp_path / "operators.so"
     command = ["cc", "-O2", "-Wall", "-fPIC", "-shared", "-fvisibility=hidden", "-o", str(library), str(SOURCE)]
     subprocess.run(command, check=True)
-    domain, reason, losses = _told(**{OPERATORS_VARIABLE: str(library)})
+    domain, reason, losses = _losses_with(**{OPERATORS_VARIABLE: str(library)})
     assert (domain, reason) == ("onnx_backprop.native", "")
-    assert [domain, reason, losses] == ["onnx_backprop.native", *_told()[1:]]
+    assert [domain, reason, losses] == ["onnx_backprop.native", *_losses_with()[1:]]
 
 
 def test_an_installation_without_it_says_so(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from onnx_backprop.converters.prepare.fused.composer import Composer, Table, mark_branches
 from onnx_backprop.converters.prepare.fused.known import Known
-from onnx_backprop.converters.prepare.fused.table import EXPANSIONS, OWN, reason_against
+from onnx_backprop.converters.prepare.fused.table import EXPANSIONS, REGISTERED, reason_against
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
 from onnx_backprop.opset.core.errors import UnsupportedError
@@ -15,12 +15,14 @@ from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, is_standard, 
 REFUSED = "onnx_backprop.refused"  # the metadata that says why a node stays as it is
 
 
-def own_expanded(proto: ModelProto) -> ModelProto:
+def with_expansions_written(proto: ModelProto) -> ModelProto:
     """The model with the operators written out that users have registered expansions for; itself where it has none."""
-    if not any((node.domain, node.op_type) in OWN for node in all_nodes(proto.graph)):
+    if not any((node.domain, node.op_type) in REGISTERED for node in all_nodes(proto.graph)):
         return proto
     result = copied(proto)
-    expand_fused(result, {value.name: value.type for value in proto.graph.value_info}, {k: EXPANSIONS[k] for k in OWN})
+    expand_fused(
+        result, {value.name: value.type for value in proto.graph.value_info}, {k: EXPANSIONS[k] for k in REGISTERED}
+    )
     return result
 
 

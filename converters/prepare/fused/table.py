@@ -66,7 +66,7 @@ _CLASSIC: dict[str, Expansion] = {
 }
 EXPANSIONS: dict[tuple[str, str], Expansion] = {(MICROSOFT, name): f for name, f in _MICROSOFT.items()}
 EXPANSIONS |= {(CLASSIC, name): f for name, f in _CLASSIC.items()}
-OWN: set[tuple[str, str]] = set()  # those that `register_expansion` has added, which no runtime need know
+REGISTERED: set[tuple[str, str]] = set()  # those that `register_expansion` has added, which no runtime need know
 
 _LAYOUT = (
     "an inference-time layout. Optimise with ORT_ENABLE_EXTENDED or ORT_ENABLE_BASIC, or differentiate the model from "

@@ -9,7 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.fused.composer import Composer, Expansion
-from onnx_backprop.converters.prepare.fused.table import EXPANSIONS, OWN
+from onnx_backprop.converters.prepare.fused.table import EXPANSIONS, REGISTERED
 from onnx_backprop.converters.prepare.inference.declared import LIKE_INPUT
 from onnx_backprop.converters.reverse import registry
 from onnx_backprop.converters.reverse.builder import Builder
@@ -61,7 +61,7 @@ def register_gradient(
     Raises: InvalidArgumentError for another domain, or an operator that has a gradient already.
     """
     domain, op_type = _named(domain, operator)
-    if (domain, op_type) in OWN:
+    if (domain, op_type) in REGISTERED:
         raise InvalidArgumentError(f"operator: {domain}::{op_type} has an expansion, through which gradients flow")
     numbers = _versions(versions)
 
@@ -125,7 +125,7 @@ def register_expansion(
             return _expanded(function, op, numbers)
 
         EXPANSIONS[domain, op_type] = expansion
-        OWN.add((domain, op_type))
+        REGISTERED.add((domain, op_type))
         return function
 
     return register
@@ -137,7 +137,7 @@ def _named(domain: str, operator: str | None) -> tuple[str, str]:
     domain, separator, op_type = shown.rpartition("::") if isinstance(shown, str) else ("", "", "")
     if not (separator and domain and op_type) or "::" in domain:
         raise InvalidArgumentError(f"operator: expected 'domain', 'Name', as 'my.ops', 'Cube', got {shown!r}")
-    known = (domain, op_type) in EXPANSIONS and (domain, op_type) not in OWN
+    known = (domain, op_type) in EXPANSIONS and (domain, op_type) not in REGISTERED
     if domain in ("ai.onnx", DOMAIN) or known or (domain, op_type) in registry.NO_GRADIENT:
         raise InvalidArgumentError(f"operator: {shown} is not yours: its gradient, or that it has none, is known")
     return domain, op_type

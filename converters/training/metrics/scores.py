@@ -77,7 +77,7 @@ class AUROC(Metric):
             y, t = (op.Reshape(x, [-1]) for x in read.values(op))
             places = self._places(op, op.Sigmoid(y) if takes == "logits" else y)
             all_, positive = (
-                histogram(op, places, op.number(self.bins, ir.DataType.INT64), k) for k in self._kept(op, t)
+                histogram(op, places, op.number(self.bins, ir.DataType.INT64), k) for k in self._counted(op, t)
             )
             return {"all": all_, "positive": positive}
         labels, kept = read.labels(op)
@@ -93,7 +93,7 @@ class AUROC(Metric):
             "positive": histogram(op, own, length, kept),
         }
 
-    def _kept(self, op: Builder, t: ir.Value) -> tuple[None, ir.Value]:
+    def _counted(self, op: Builder, t: ir.Value) -> tuple[None, ir.Value]:
         return None, op.Greater(t, 0.5)
 
     def _places(self, op: Builder, p: ir.Value) -> ir.Value:

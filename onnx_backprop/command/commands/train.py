@@ -25,10 +25,10 @@ from onnx_backprop.command.training import (
     best_of,
     callbacks_of,
     check_watched,
-    found_rate,
     loss_with,
     optimizer_of,
     schedule_of,
+    search_rate,
 )
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.quantized.dequantize import dequantize
@@ -95,7 +95,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     if arguments.resume and anywhere(communicator, communicator.rank == 0 and checkpoint.is_file()):
         trainer.load(checkpoint)
         say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")
-    rates = None if trainer.steps or not arguments.find_rate else found_rate(arguments, trainer, loader)
+    rates = None if trainer.steps or not arguments.find_rate else search_rate(arguments, trainer, loader)
     schedule = schedule_of(arguments, -(-len(loader) * arguments.epochs // arguments.accumulate))
     if trainer.steps and arguments.find_rate:
         schedule = None  # that of the checkpoint

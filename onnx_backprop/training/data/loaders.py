@@ -40,8 +40,11 @@ def reusable(loader: Any, times: int, argument: str = "loader") -> Any:
 def flattened(batch: Sequence[Any], names: Sequence[str]) -> dict[str, Any] | None:
     """The arrays of a batch with tuples, lists or mappings in it, as ((image, mask), label); None where it is none.
 
-    Those without names have the names in their order that mappings in it leave.
+    Those without names have the names in their order that mappings in it leave. Where there are as many as names, each
+    is an array: a list of rows is one.
     """
+    if len(batch) == len(names) and not any(isinstance(part, Mapping) for part in batch):
+        return dict(zip(names, batch, strict=True))
     named: dict[str, Any] = {}
     arrays: list[Any] = []
 

@@ -15,13 +15,13 @@ from onnx_backprop.converters.reverse import registry
 
 
 @pytest.fixture(autouse=True)
-def own_tables() -> Iterator[None]:
+def restored_tables() -> Iterator[None]:
     """What a test registers ends with it."""
-    before = set(table.OWN)
+    before = set(table.REGISTERED)
     yield
-    for key in table.OWN - before:
+    for key in table.REGISTERED - before:
         del table.EXPANSIONS[key]
-    table.OWN.intersection_update(before)
+    table.REGISTERED.intersection_update(before)
     for key in [key for key in registry.RULES if key[0] == "expanded"]:
         del registry.RULES[key]
 

@@ -40,7 +40,7 @@ class Blend(OpRun):
 
 
 @pytest.fixture(autouse=True)
-def own_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def restored_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers ends with it, and what an example of the documentation has registered is not there."""
     for table in ("RULES", "FLOWING_INPUTS", "ZERO_INPUTS"):
         known = {key: value for key, value in getattr(registry, table).items() if "my.ops" not in str(key)}

@@ -37,6 +37,8 @@ def test_functions_generators_and_nested_batches() -> None:
         [({"mask": X}, X, X)] * 3,
         [{"x": X, "mask": X, "target": X}] * 3,
         [(X.tolist(), X.tolist(), X.tolist())] * 3,
+        [(list(X), list(X), list(X))] * 3,
+        [([list(row) for row in X], list(X), X)] * 3,
     ]
     for n, loader in enumerate(loaders):
         assert losses(loader) == expected, n

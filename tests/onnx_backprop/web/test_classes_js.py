@@ -43,7 +43,7 @@ def test_classes_and_schedules(rng: np.random.Generator, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("loss", "axis"), [("softmax_cross_entropy", 1), ("mse", None)])
-def test_a_site_says_where_classes_are_and_what_the_rate_does(tmp_path: Path, loss: str, axis: int | None) -> None:
+def test_a_site_states_the_class_axis_and_the_schedule(tmp_path: Path, loss: str, axis: int | None) -> None:
     model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
         segments (float[batch, 3, 4, 6] x) => (float[batch, 5, 4, 6] y) { y = Conv (x, w) }""")
     model.graph.initializer.append(numpy_helper.from_array(np.ones((5, 3, 1, 1), np.float32), "w"))
