@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -48,6 +49,7 @@ _FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
 _REFUSALS = (state.Fail, state.InvalidGraph, state.InvalidArgument, state.InvalidProtobuf, state.NotImplemented)
 _REFUSALS = (*_REFUSALS, state.RuntimeException, state.NoModel, state.NoSuchFile)
 
+_UNKNOWN = re.compile(r"([\w.-]+):(\w+)\(-?\d+\) is not a registered function/op")
 _QUIET = {"log_severity_level": 4, "optimized_model_filepath": "", "enable_profiling": False}  # while options are tried
 _TOO_EARLY = (
     "onnxruntime-extensions' library was registered with these session options before the kernels were in it. Call "
@@ -218,11 +220,25 @@ def _open(
         with lock:
             made = _Session(source, options, **arguments)
     except _REFUSALS as e:
-        early = next((op.name for op in OPERATORS.values() if op.key in str(e)), "")
-        advice = f". {early} was registered after these session options had been: make new ones" if early else ""
-        raise InvalidModelError(f"onnxruntime does not load the model: {e}{advice}") from e
+        raise InvalidModelError(f"onnxruntime does not load the model: {e}{_advice(str(e))}") from e
     made.lock = lock
     return made
+
+
+def _advice(refusal: str) -> str:
+    """What to do about an operator that nothing runs."""
+    early = next((op.name for op in OPERATORS.values() if op.key in refusal), "")
+    if early:
+        return f". {early} was registered after these session options had been: make new ones"
+    found = _UNKNOWN.search(refusal)
+    if found is None:
+        return ""
+    if (found[1], found[2]) in OPERATORS:
+        return f". The declaration of {found[2]} has no body=, which standard operators are written from; give it one"
+    return (
+        ". Nothing runs it: declare it by onnx_backprop.register_kernel, write it out by register_expansion, or give "
+        "session_options in which its library is registered"
+    )
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

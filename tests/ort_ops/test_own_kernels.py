@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,21 @@ def test_without_a_body_the_route_of_standard_operators_leaves_it_alone() -> Non
     used = ob.use_kernels(model("kernels.bodiless"), "onnx")
     assert [node.op_type for node in used.graph.node] == ["Abs", "Scaled"]
     assert not used.functions
+    with pytest.raises(ob.InvalidModelError, match="The declaration of Scaled has no body="):
+        ob.session(model("kernels.bodiless"), kernels="onnx")
+    with pytest.raises(ob.InvalidModelError, match="Nothing runs it: declare it by onnx_backprop.register_kernel"):
+        ob.session(model("kernels.of_nobody"))
+
+
+def test_kinds_that_there_are_not_are_refused() -> None:
+    attribute: Any = Attribute("slope", 1.0, "")  # pyright: ignore[reportArgumentType]
+    source: Any = Input("x", "float", "")  # pyright: ignore[reportArgumentType]
+    for wrong, words in (
+        ({"attributes": (attribute,)}, "Attribute 'slope': kind: expected one of int, float, .* got 1.0"),
+        ({"inputs": (source,)}, "Input 'x': type_name: expected one of T1, .* got 'float'"),
+    ):
+        with pytest.raises(ob.InvalidArgumentError, match=words):
+            ob.register_kernel(dataclasses.replace(operator("kernels.wrong"), **wrong))
 
 
 def test_options_from_before_are_named() -> None:

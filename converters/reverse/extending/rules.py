@@ -17,6 +17,7 @@ from onnx_backprop.converters.reverse.extending.arithmetic import arithmetic
 from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedError
+from onnx_backprop.opset.graphs.emit import complaint_of, complaint_of_nodes
 
 RuleFunction = registry.RuleFunction
 
@@ -52,7 +53,7 @@ def register_gradient(
     divided as they stand, also by numbers; other operators of ONNX are `op.Sin(x)`, those of a domain
     `op.emit("CubeGrad", [x, dy], {}, domain="my.ops")[0]`. node: `input(i)`, `output(i)`, `int(name, default)`,
     `float(name, default)`, `string(name, default)`. It returns one value or None for each input; for one input the
-    value alone will do. What it emits must be linear in dy, and have gradients itself for `jvp` and second derivatives.
+    value alone will do, and what no gradient is wanted of may be left out at the end. What it emits must be linear in dy, and have gradients itself for `jvp` and second derivatives.
 
     It may be called before a model is loaded, or after. A second function for an operator takes the place of the first.
     Where a model has a function of that name, its nodes meet this rule, not the inside of the function. What runs such
@@ -68,7 +69,7 @@ def register_gradient(
     def register(function: RuleFunction) -> RuleFunction:
         @wraps(function)
         def rule(op: Builder, node: Forward, dy: Any) -> registry.Grads:
-            return _answer(function, op, node, dy)
+            return _answer(function, op, node, dy, inputs)
 
         for key in [key for key in registry.RULES if key[:2] == (domain, op_type)]:
             if not numbers or key[2] in (*numbers, registry.ANY_VERSION):
@@ -153,9 +154,14 @@ def _versions(versions: Sequence[int] | None) -> tuple[int, ...]:
     return numbers
 
 
-def _answer(function: RuleFunction, op: Builder, node: Forward, dy: Any) -> registry.Grads:
-    """What the function returns; UnsupportedError, with the node, where it fails or returns something else."""
-    name = f"its gradient rule {function.__name__}"
+def _answer(
+    function: RuleFunction, op: Builder, node: Forward, dy: Any, inputs: Sequence[int] | None
+) -> registry.Grads:
+    """What the function returns; UnsupportedError, with the node, where it fails or returns something else.
+
+    So it is where an input that a gradient is wanted of is left out: None says that it has none.
+    """
+    name, before = f"its gradient rule {function.__name__}", len(op.nodes)
     try:
         with arithmetic(op):
             grads = function(op, node, dy)
@@ -173,6 +179,17 @@ def _answer(function: RuleFunction, op: Builder, node: Forward, dy: Any) -> regi
         raise UnsupportedError(
             f"{name} returned {grads!r}, expected a value that op has emitted, or None, for each of "
             f"{len(node.inputs)} inputs",
+            op_type=node.op_type,
+            node=node.name,
+        )
+    emitted = ((n.op_type, n.attributes) for n in op.nodes[before:] if not n.domain)
+    if words := next(filter(None, (complaint_of(*each) for each in emitted)), None):
+        raise UnsupportedError(f"{name}: {words}", op_type=node.op_type, node=node.name)
+    left = [n for n in range(len(listed), len(node.inputs)) if node.wants(n) and (inputs is None or n in inputs)]
+    if left:
+        raise UnsupportedError(
+            f"{name} returned {len(listed)} of {len(node.inputs)} gradients, and that of input {left[0]} "
+            f"({node.input(left[0]).name!r}) is wanted. Return one for each input, None where it has none",
             op_type=node.op_type,
             node=node.name,
         )
@@ -194,6 +211,8 @@ def _expanded(function: Expansion, op: Composer, versions: Sequence[int]) -> str
         raise op.refuse(
             f"{name} raised {type(e).__name__}: {str(e).rstrip('.')}. It emits nodes with op, as op.Mul(op.input(0), 2)"
         ) from e
+    if words := complaint_of_nodes(op.nodes):
+        raise op.refuse(f"{name}: {words}")
     listed = [results] if isinstance(results, str) else list(results) if isinstance(results, Sequence) else [results]
     emitted = {name for node in op.nodes for name in node.output} | {*op.node.input}
     if len(listed) > len(op.node.output) or any(r is not None and r not in emitted for r in listed) or not listed[0]:

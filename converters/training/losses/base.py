@@ -11,15 +11,14 @@ from typing import Any, ClassVar, cast, get_type_hints
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import ArrayLike
-from onnx import defs
 
 from onnx_backprop.converters.reverse.builder import Builder, Operand
 from onnx_backprop.converters.reverse.known import dims, type_name
 from onnx_backprop.converters.rules.common import widen
 from onnx_backprop.converters.training.names import shape_check
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError
-from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.shapes import Dims, describe
+from onnx_backprop.opset.graphs.emit import complaint_of
 
 
 class LossBuilder(Builder):
@@ -41,14 +40,8 @@ class LossBuilder(Builder):
         self, op_type: str, inputs: Sequence[Operand], attributes: dict[str, Any], *, outputs: int = 1, domain: str = ""
     ) -> Sequence[ir.Value]:
         """Append a node; InvalidArgumentError for an operator or an attribute that ONNX does not have."""
-        if not domain:
-            if not defs.has(op_type):
-                names = [schema.name for schema in defs.get_all_schemas() if not schema.domain]
-                raise InvalidArgumentError(f"loss: {op_type!r} is no operator of ONNX{near(op_type, names)}")
-            known = defs.get_schema(op_type).attributes
-            for name in attributes:
-                if name not in known:
-                    raise InvalidArgumentError(f"loss: {op_type} has no attribute {name!r}{near(name, known)}")
+        if not domain and (words := complaint_of(op_type, attributes)):
+            raise InvalidArgumentError(f"loss: {words}")
         return super().emit(op_type, inputs, attributes, outputs=outputs, domain=domain)
 
     def input(

@@ -18,6 +18,7 @@ from onnx_backprop.opset.bodies.builder import Body
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.update_functions import GRADIENT, VALUE, formal_names
+from onnx_backprop.opset.graphs.emit import complaint_of_nodes
 from onnx_backprop.opset.graphs.names import rename
 
 CLIP_FACTOR = "clip_factor"  # the number that gradients are multiplied by, where there is any
@@ -129,6 +130,7 @@ def _truth(body: Body, shape: list[int]) -> str:
 
 def _written(name: str, write: Write, update: Update, x: str, g: str, *state: str) -> Sequence[str]:
     """What an optimizer's `update` returns; InvalidArgumentError where it fails or returns something else."""
+    before = len(update.exact.nodes)
     try:
         results = write(update, x, g, *state)
     except OnnxBackpropError:
@@ -145,6 +147,8 @@ def _written(name: str, write: Write, update: Update, x: str, g: str, *state: st
             f"optimizer {name}: update returned {results!r}, expected the new value and one for each of "
             f"{len(state)} slots, as nodes of its first argument return them"
         )
+    if words := complaint_of_nodes(update.exact.nodes[before:]):
+        raise InvalidArgumentError(f"optimizer {name}: {words}")
     return results
 
 

@@ -76,6 +76,7 @@ def test_what_an_expansion_does_wrong_is_said() -> None:
         "returned 'gone', expected the name": lambda _op: "gone",
         "returned \\['a', 'a', 'a'\\]": lambda _op: ["a", "a", "a"],
         "returned \\[None\\]": lambda _op: [None],
+        ": 'Sine' is no operator of ONNX. Did you mean 'Sin": lambda op: op.Sine(op.input(0)),
     }
     for sentence, function in answers.items():
         ob.register_expansion("expanded::Pair")(function)

@@ -149,6 +149,23 @@ def test_inputs_and_broadcasting() -> None:
         ob.backward(parser.parse_model(text), wrt=["x"])
 
 
+def test_a_gradient_that_is_left_out_is_no_zero() -> None:
+    """One value for two inputs: the other has a gradient, and None alone says that it has none."""
+    model = model_of("a = MatMul(x, w) b = Sin(a) p, q = my.ops.Blend(a, b) y = Mul(p, p)")
+    ob.register_gradient("my.ops::Blend")(lambda op, _node, dy: op.Mul(dy, 0.5))
+    with pytest.raises(ob.UnsupportedError, match=r"returned 1 of 2 gradients, and that of input 1 \('b'\) is wanted"):
+        ob.backward(model, wrt=["w"], of=["y"])
+    for options, rule in (
+        ({}, lambda op, _node, dy: (op.Mul(dy, 0.5), None)),
+        ({"inputs": [0]}, lambda op, _node, dy: op.Mul(dy, 0.5)),
+    ):
+        ob.register_gradient("my.ops::Blend", **options)(rule)
+        a = X @ W  # through p's first input alone
+        expected = X.T @ (2 * (0.5 * a + np.sin(a)) * 0.5)
+        got = run(ob.backward(model, wrt=["w"], of=["y"]), x=X, y_grad=np.ones((2, 4)))["w_grad"]
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
 def test_without_a_rule_the_refusal_names_it() -> None:
     with pytest.raises(
         ob.UnsupportedOpError, match=r"my.ops::Cube \(not an .*'c'[\s\S]*register_gradient\('domain::Name'"
@@ -158,14 +175,16 @@ def test_without_a_rule_the_refusal_names_it() -> None:
 
 def test_what_a_rule_does_wrong_is_said() -> None:
     answers = {
-        "raised TypeError: .* It emits nodes with op": lambda _op, _node, dy: dy**2,
-        "raised KeyError: 'gone'": lambda _op, _node, _dy: {}["gone"],
-        "returned array": lambda _op, _node, _dy: np.ones(3),
-        "returned \\(": lambda _op, _node, dy: (dy, dy),
+        " raised TypeError: .* It emits nodes with op": lambda _op, _node, dy: dy**2,
+        " raised KeyError: 'gone'": lambda _op, _node, _dy: {}["gone"],
+        " returned array": lambda _op, _node, _dy: np.ones(3),
+        " returned \\(": lambda _op, _node, dy: (dy, dy),
+        ": 'Sine' is no operator of ONNX. Did you mean 'Sin": lambda op, _node, dy: op.Sine(dy),
+        ": Softmax has no attribute 'axes'. Did you mean 'axis'": lambda op, _node, dy: op.Softmax(dy, axes=1),
     }
     for message, function in answers.items():
         ob.register_gradient("my.ops::Cube")(function)
-        with pytest.raises(ob.UnsupportedError, match=f"Cube 'c': its gradient rule <lambda> {message}"):
+        with pytest.raises(ob.UnsupportedError, match=f"Cube 'c': its gradient rule <lambda>{message}"):
             ob.backward(model_of(INSIDE), wrt=["w"])
 
 

@@ -98,6 +98,7 @@ UPDATES: dict[str, tuple[Callable[..., Any], str]] = {
         lambda _u, _x, _g, _m: np.ones(2),
         "returned array.*, expected the new value and one for each of 1 slots",
     ),
+    "no operator": (lambda u, x, g, m: (u.Subb(x, g), m), "'Subb' is no operator of ONNX. Did you mean 'Sub'"),
     "a state is missing": (
         lambda u, x, g, _m: u.Sub(x, g),
         r"returned \('.*',\), expected the new value and one for each",
