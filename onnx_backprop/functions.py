@@ -28,6 +28,7 @@ from onnx_backprop.ort_ops import Named, lock_of, run_bound
 from onnx_backprop.providers.choose import chosen
 from onnx_backprop.providers.memory import HOST
 from onnx_backprop.providers.placed import session
+from onnx_backprop.training.inputs import refusals
 
 Feeds = Mapping[str, np.ndarray]
 _REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean"}
@@ -136,6 +137,7 @@ class ValueAndGrad:
             if variable.name in values:
                 self.start[variable.part] = values[variable.name].ravel()
         y = y or _only_float(source)
+        self._of = y
         self._gradient = _Function(opened(gradients), [y, *made.results.values()])
         self._hessian = None
         if hvp:
@@ -143,6 +145,12 @@ class ValueAndGrad:
             self._directions = derivatives(products)[-1]
             names = list(self._directions.results.values())
             self._hessian = _Function(opened(products), names)
+
+    def __repr__(self) -> str:
+        """Of what, by what, and how many numbers that are."""
+        by = ", ".join(f"{v.name} {'×'.join(map(str, v.shape)) or 'scalar'}" for v in self._variables)
+        also = ", with its Hessian" if self._hessian is not None else ""
+        return f"<ValueAndGrad of {self._of} by {by}: {self._size:,} numbers{also}>"
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """For pickle, and with it `workers=` of SciPy: sessions are made anew, of a path the file is read again."""
@@ -200,7 +208,7 @@ class _Function:
         self._of_thread = threading.local()
 
     def __call__(self, feeds: Feeds, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-        """The outputs, in arrays that the next call of this thread overwrites; floats are cast to the model's."""
+        """The outputs, in arrays that the next call of this thread overwrites; numbers become the model's floats."""
         missing = sorted(self._inputs - feeds.keys())
         unknown = sorted(feeds.keys() - self._inputs - self._optional)
         if missing or unknown:
@@ -214,12 +222,15 @@ class _Function:
             bound = self._bound(feeds, shapes)
             for name, value in feeds.items():
                 np.copyto(bound.arrays[name], value)
-            run_bound(self._session, bound.binding)
+            with refusals(bound.arrays):
+                run_bound(self._session, bound.binding)
         return bound.results
 
     def _cast(self, name: str, value: np.ndarray) -> np.ndarray:
         own = self._floats.get(name)
-        return value if own is None or value.dtype.kind != "f" else value.astype(own, copy=False)
+        if own is not None and value.dtype.kind not in "biuf":
+            raise InvalidArgumentError(f"feeds: {name!r} has the type {np.dtype(own)}, got an array of {value.dtype}")
+        return value if own is None else value.astype(own, copy=False)
 
     def _bound(self, feeds: Feeds, shapes: Sequence[tuple[int, ...]]) -> _Bound:
         key = tuple((name, value.shape, value.dtype.str) for name, value in feeds.items())

@@ -112,7 +112,8 @@ def gradients_of_scalar(work: Work, wrt: Names, of: Names, advice: str = "") -> 
         floats = [v for v in work.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
         of = [str(value.name) for value in floats]
     if isinstance(of, str) or len(of) != 1:
-        raise InvalidArgumentError(f"expected a list of one output, got {of!r}. A Hessian is that of one number", "of")
+        advice = f"Write [{of!r}]" if isinstance(of, str) else "Name one number, whose derivatives these are"
+        raise InvalidArgumentError(f"expected a list of one output, got {of!r}. {advice}", "of")
     value = values_by_name(work.graph).get(of[0])
     shape = None if value is None else known_lengths(value)
     if value is not None and (shape is None or set(shape) - {1}):

@@ -5,6 +5,8 @@ import itertools
 import os
 from collections.abc import Collection, Iterable
 
+from onnx import NodeProto, defs
+
 _MOST_FILES = 1000  # of a folder that are looked at
 
 
@@ -29,3 +31,19 @@ def suggest(name: str, names: Collection[str]) -> str:
     """Near misses, or where there are none, the names that there are."""
     listed = ", ".join(list(names)[:10]) + (", …" if len(names) > 10 else "")
     return near(name, names) or f". There are {listed or 'none'}"
+
+
+def complaint_of(op_type: str, attributes: Iterable[str]) -> str | None:
+    """What is wrong with the name of an operator of ONNX, or with those of its attributes, if anything is."""
+    if not defs.has(op_type):
+        names = [schema.name for schema in defs.get_all_schemas() if not schema.domain]
+        return f"{op_type!r} is no operator of ONNX{near(op_type, names)}"
+    known = defs.get_schema(op_type).attributes
+    unknown = next((name for name in attributes if name not in known), None)
+    return None if unknown is None else f"{op_type} has no attribute {unknown!r}{near(unknown, known)}"
+
+
+def complaint_of_nodes(nodes: Iterable[NodeProto]) -> str | None:
+    """The same of the first of some nodes that it is true of; operators of other domains pass."""
+    found = (complaint_of(n.op_type, [a.name for a in n.attribute]) for n in nodes if not n.domain)
+    return next((words for words in found if words), None)

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from onnx import NodeProto, defs, helper, numpy_helper
+from onnx import NodeProto, helper, numpy_helper
 
-from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.graphs.names import rename, unique
-
-
-def complaint_of(op_type: str, attributes: Iterable[str]) -> str | None:
-    """What is wrong with the name of an operator of ONNX, or with those of its attributes, if anything is."""
-    if not defs.has(op_type):
-        names = [schema.name for schema in defs.get_all_schemas() if not schema.domain]
-        return f"{op_type!r} is no operator of ONNX{near(op_type, names)}"
-    known = defs.get_schema(op_type).attributes
-    unknown = next((name for name in attributes if name not in known), None)
-    return None if unknown is None else f"{op_type} has no attribute {unknown!r}{near(unknown, known)}"
-
-
-def complaint_of_nodes(nodes: Iterable[NodeProto]) -> str | None:
-    """The same of the first of some nodes that it is true of; operators of other domains pass."""
-    found = (complaint_of(n.op_type, [a.name for a in n.attribute]) for n in nodes if not n.domain)
-    return next((words for words in found if words), None)
 
 
 class Emitter:

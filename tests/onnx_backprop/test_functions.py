@@ -81,6 +81,13 @@ def test_what_is_refused() -> None:
         f(np.zeros(2), {**ZERO, "q": np.zeros(1)})
     with pytest.raises(ob.InvalidArgumentError, match="Give value_and_grad hvp=True"):
         f.hvp(np.zeros(2), np.zeros(2))
+    with pytest.raises(ob.InvalidArgumentError, match="feeds: 'c' has the type float64, got an array of complex128"):
+        f(np.zeros(2), {"c": np.zeros((), complex)})
+    with pytest.raises(ob.InvalidArgumentError, match=r"Write \['y'\]"):
+        ob.value_and_grad(model, ["a"], "y")
+    rows = ob.value_and_grad(rows_of_numbers(), ["w"], feeds={"x": np.ones((1, 3))}, reduction="sum")
+    with pytest.raises(ob.InvalidArgumentError, match="onnxruntime cannot run this batch, .*'x' \\(1, 2\\)"):
+        rows(np.zeros(3), {"x": np.ones((1, 2))})
     with pytest.raises(ob.InvalidArgumentError, match="the shape of 'x' is not known"):
         ob.value_and_grad(parser.parse_model(WEIGHTS), ["x"])
     with pytest.raises(ob.InvalidArgumentError, match="expected an output of one element"):
@@ -93,6 +100,12 @@ def rows_of_numbers() -> ModelProto:
     )
     model.graph.initializer.append(numpy_helper.from_array(np.array([[1.0], [2.0], [-0.5]]), "w"))
     return model
+
+
+def test_whole_numbers_are_fed_as_floats_and_it_says_what_it_is() -> None:
+    f = ob.value_and_grad(parser.parse_model(VALLEY), ["a", "b"])
+    assert f(np.ones(2), {"c": 2})[0] == f(np.ones(2), {"c": np.array(2.0)})[0]
+    assert "of y by a scalar, b 1: 2 numbers>" in repr(f)
 
 
 def test_one_row_of_a_symbolic_batch() -> None:

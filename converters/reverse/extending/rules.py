@@ -17,7 +17,7 @@ from onnx_backprop.converters.reverse.extending.arithmetic import arithmetic
 from onnx_backprop.converters.reverse.forward import Forward
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, UnsupportedError
-from onnx_backprop.opset.graphs.emit import complaint_of, complaint_of_nodes
+from onnx_backprop.opset.core.hints import complaint_of, complaint_of_nodes
 
 RuleFunction = registry.RuleFunction
 
@@ -53,7 +53,8 @@ def register_gradient(
     divided as they stand, also by numbers; other operators of ONNX are `op.Sin(x)`, those of a domain
     `op.emit("CubeGrad", [x, dy], {}, domain="my.ops")[0]`. node: `input(i)`, `output(i)`, `int(name, default)`,
     `float(name, default)`, `string(name, default)`. It returns one value or None for each input; for one input the
-    value alone will do, and what no gradient is wanted of may be left out at the end. What it emits must be linear in dy, and have gradients itself for `jvp` and second derivatives.
+    value alone will do, and None at the end may be left out where no gradient is wanted. What it emits must be linear in
+    dy, and have gradients itself for `jvp` and second derivatives.
 
     It may be called before a model is loaded, or after. A second function for an operator takes the place of the first.
     Where a model has a function of that name, its nodes meet this rule, not the inside of the function. What runs such

@@ -17,8 +17,8 @@ from onnx_backprop.converters.reverse.known import dims, type_name
 from onnx_backprop.converters.rules.common import widen
 from onnx_backprop.converters.training.names import shape_check
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError
+from onnx_backprop.opset.core.hints import complaint_of
 from onnx_backprop.opset.core.shapes import Dims, describe
-from onnx_backprop.opset.graphs.emit import complaint_of
 
 
 class LossBuilder(Builder):

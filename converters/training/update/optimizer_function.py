@@ -16,9 +16,9 @@ from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.rules.common import HALF_TYPES
 from onnx_backprop.opset.bodies.builder import Body
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
+from onnx_backprop.opset.core.hints import complaint_of_nodes
 from onnx_backprop.opset.core.op import UPDATE_DOMAIN
 from onnx_backprop.opset.functions.update_functions import GRADIENT, VALUE, formal_names
-from onnx_backprop.opset.graphs.emit import complaint_of_nodes
 from onnx_backprop.opset.graphs.names import rename
 
 CLIP_FACTOR = "clip_factor"  # the number that gradients are multiplied by, where there is any
@@ -148,7 +148,7 @@ def _written(name: str, write: Write, update: Update, x: str, g: str, *state: st
             f"{len(state)} slots, as nodes of its first argument return them"
         )
     if words := complaint_of_nodes(update.exact.nodes[before:]):
-        raise InvalidArgumentError(f"optimizer {name}: {words}")
+        raise InvalidArgumentError(f"optimizer {name}: update: {words}")
     return results
 
 

@@ -120,5 +120,5 @@ def test_updates(case: str) -> None:
         def update(self, u: Any, x: Any, g: Any, *state: Any) -> Any:
             return written(u, x, g, *state)
 
-    with pytest.raises(ob.InvalidArgumentError, match=f"optimizer Own: update {message}"):
+    with pytest.raises(ob.InvalidArgumentError, match=f"optimizer Own: update:? {message}"):
         ob.training_graph(parser.parse_model(MODEL), loss="mse", optimizer=Own())
