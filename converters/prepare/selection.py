@@ -144,4 +144,6 @@ def _nothing(
         return InvalidArgumentError(f"expected the name of {what}, got {text!r}{hint}", argument)
     plain = re.sub(r"[\\*?^$()\[\]|+]", "", text.removeprefix(REGEX))
     kind = what.removeprefix("an ").removeprefix("a ")
-    return InvalidArgumentError(f"{text!r} matches no {kind}{suggest(plain, pool)}", argument)
+    parts = {part for name in pool for part in re.split("[./]", name)}
+    hint = near(plain, pool) or near(plain.strip("."), sorted(parts)) or suggest(plain, pool)
+    return InvalidArgumentError(f"{text!r} matches no {kind}{hint}", argument)

@@ -75,6 +75,9 @@ def _check_replaced(given: dict[str, object], present: list[Path]) -> None:
         if "log" in given and os.path.isfile(str(given["log"])):
             read_log(str(given["log"]))  # which refuses what is no log
             continued.append(Path(str(given["log"])))
+        report = Path(str(given.get("report", "")))
+        if report.is_file() and b"<title>Training of " in report.read_bytes()[:1000]:  # one of ours
+            continued.append(report)
     ways = ", --force to replace it, or --resume" if given.get("resume") is False else ", or --force to replace it"
     for path in present:
         if path not in continued:

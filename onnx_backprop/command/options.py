@@ -207,7 +207,7 @@ def compilation_shown(*, quiet: bool) -> Iterator[None]:
 
     def show(done: int, total: int) -> None:
         if done == 0 and not watched():
-            sys.stderr.write(f"compiling {total} kernels for this processor, once\n")
+            sys.stderr.write(f"compiling {total} kernel{'' if total == 1 else 's'} for this processor, once\n")
 
     if not quiet:
         ahead.watchers.append(show)

@@ -95,9 +95,12 @@ class Parser(argparse.ArgumentParser):
     """A parser whose complaints are InvalidArgumentErrors."""
 
     def error(self, message: str) -> NoReturn:
-        """What argparse finds to be wrong; for a choice that there is not with near misses."""
+        """What argparse finds to be wrong; for a choice that there is not with near misses, a missing one with all."""
         choice = _CHOICE.search(message)
-        self._complain(message, near(choice[1], re.split(r"[', ]+", choice[2])) if choice else "")
+        missing = set(message.partition("are required: ")[2].split(", "))
+        listed = [a for a in self._actions if a.choices and missing & set(a.option_strings)]
+        hint = "".join(f". {a.option_strings[0]} is one of {', '.join(map(str, a.choices or ()))}." for a in listed)
+        self._complain(message, near(choice[1], re.split(r"[', ]+", choice[2])) if choice else hint)
 
     def unrecognized(self, arguments: Sequence[str]) -> NoReturn:
         """What `parse_known_args` leaves; with near misses for an option."""

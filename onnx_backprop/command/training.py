@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnx_backprop.command.files import best_beside
 from onnx_backprop.command.options import loss_of, say
 from onnx_backprop.command.parser import argument, flag
 from onnx_backprop.converters.tables import sparkline
@@ -38,7 +37,7 @@ WATCHED = [
     argument(
         "--metrics",
         metavar="NAMES",
-        help="measured on --evaluation, with commas: accuracy, top5, f1, iou, dice, auroc, mae, rmse, psnr, ssim, …",
+        help="measured of what is held out, with commas: accuracy, top5, f1, iou, dice, auroc, mae, rmse, psnr, …",
     ),
     argument(
         "--monitor",
@@ -47,7 +46,7 @@ WATCHED = [
         "that is named, or else evaluation)",
     ),
     argument("--patience", default=0, metavar="EPOCHS", help="without a better one after which the training ends"),
-    flag("--keep-best", help="write the weights of the best epoch; its checkpoint lies beside OUT"),
+    flag("--keep-best", help="write the weights of the best epoch, and its checkpoint"),
     argument("--time-limit", default=0.0, least=0, metavar="MINUTES", help="after which the training ends"),
     flag("--find-rate", help="try learning rates first, and take the one at which the loss falls most steeply"),
 ]
@@ -99,8 +98,8 @@ def _weights(text: str, data: Mapping[str, Any], ignored: int | None) -> list[fl
     return np.where(there, len(labels) / (there.sum() * np.maximum(counts, 1)), 1.0).tolist()
 
 
-def callbacks_of(arguments: argparse.Namespace) -> list[Any]:
-    """What --patience, --keep-best and --time-limit ask for."""
+def callbacks_of(arguments: argparse.Namespace, best: Path) -> list[Any]:
+    """What --patience, --keep-best and --time-limit ask for. best: where the best checkpoint is saved."""
     from onnx_backprop.converters.training.metrics.choose import named_metrics  # not before: other commands need none
     from onnx_backprop.training.callbacks import EarlyStopping, KeepBest, TimeLimit
 
@@ -108,7 +107,7 @@ def callbacks_of(arguments: argparse.Namespace) -> list[Any]:
     monitor = arguments.monitor or (given if given == "evaluation" else next(iter(named_metrics(given))))
     result: list[Any] = []
     if arguments.keep_best:
-        result.append(KeepBest(best_beside(arguments.output), monitor))
+        result.append(KeepBest(best, monitor))
     if arguments.patience:
         result.append(EarlyStopping(monitor, patience=arguments.patience))
     if arguments.time_limit:
@@ -116,11 +115,13 @@ def callbacks_of(arguments: argparse.Namespace) -> list[Any]:
     return result
 
 
-def check_watched(arguments: argparse.Namespace) -> None:
-    """Before any long work: what looks at an evaluation has one."""
+def check_watched(arguments: argparse.Namespace, *, split: bool = False) -> None:
+    """Before any long work: what looks at an evaluation has one. split: whether --split is one too."""
+    evaluated = arguments.evaluation is not None or (split and arguments.split)
     for name in ("metrics", "patience", "keep_best"):
-        if getattr(arguments, name) and arguments.evaluation is None:
-            raise InvalidArgumentError(f"--{name.replace('_', '-')}: goes with --evaluation, the data to measure")
+        if getattr(arguments, name) and not evaluated:
+            data = f"--evaluation{' or --split' if split else ''}, the data to measure"
+            raise InvalidArgumentError(f"--{name.replace('_', '-')}: goes with {data}")
     if arguments.monitor and not (arguments.patience or arguments.keep_best):
         raise InvalidArgumentError("--monitor: goes with --patience or --keep-best")
     if arguments.patience < 0:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,11 @@ def export(
         )
     if targets and loss is None:
         raise InvalidArgumentError("targets: without a loss, nothing reads them. Name a loss, or leave them out")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        advice = (
+            "Save what export returns: onnx.save(model, path)" if isinstance(kwargs, str | Path) else "Write {name: x}"
+        )
+        raise InvalidArgumentError(f"kwargs: expected a mapping of arguments by name, got {kwargs!r}. {advice}")
     named = dict(kwargs or {})
     _warn_of_hooks(module)
     with _kept(module), _with_loss(module, loss, len(targets)) as names:

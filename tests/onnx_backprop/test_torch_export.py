@@ -272,6 +272,9 @@ def test_arguments_that_do_not_fit() -> None:
         ob.torch.export(torch.relu, (x,))
     with pytest.raises(ob.InvalidArgumentError, match="expected tuples"):
         ob.torch.export(net, x)
+    path: Any = "model.onnx"
+    with pytest.raises(ob.InvalidArgumentError, match=r"kwargs: expected a mapping .* onnx.save\(model, path\)"):
+        ob.torch.export(net, (x,), path)
     with pytest.raises(ob.InvalidArgumentError, match="targets: without a loss"):
         ob.torch.export(net, (x,), targets=(x,))
     with pytest.raises(ob.InvalidArgumentError, match="loss: expected one number"):

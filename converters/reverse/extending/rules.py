@@ -53,8 +53,8 @@ def register_gradient(
     divided as they stand, also by numbers; other operators of ONNX are `op.Sin(x)`, those of a domain
     `op.emit("CubeGrad", [x, dy], {}, domain="my.ops")[0]`. node: `input(i)`, `output(i)`, `int(name, default)`,
     `float(name, default)`, `string(name, default)`. It returns one value or None for each input; for one input the
-    value alone will do, and None at the end may be left out where no gradient is wanted. What it emits must be linear in
-    dy, and have gradients itself for `jvp` and second derivatives.
+    value alone will do, and None at the end may be left out where no gradient is wanted. What it emits must be linear
+    in dy, and have gradients itself for `jvp` and second derivatives.
 
     It may be called before a model is loaded, or after. A second function for an operator takes the place of the first.
     Where a model has a function of that name, its nodes meet this rule, not the inside of the function. What runs such

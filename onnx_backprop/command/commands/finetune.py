@@ -21,7 +21,16 @@ from onnx_backprop.command.commands.train import (
 )
 from onnx_backprop.command.options import ROWS, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
-from onnx_backprop.command.training import SCHEDULES, optimizer_of, schedule_of
+from onnx_backprop.command.training import (
+    SCHEDULES,
+    WATCHED,
+    best_of,
+    callbacks_of,
+    check_watched,
+    optimizer_of,
+    schedule_of,
+    search_rate,
+)
 from onnx_backprop.converters.finetune.lora import LoraModel, lora
 from onnx_backprop.converters.tables import sparkline
 from onnx_backprop.converters.training.losses import NextToken
@@ -32,7 +41,7 @@ from onnx_backprop.opset.core.progress import hidden, note
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.reports.history import TokenLoss
 
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT, BEST = "checkpoint.safetensors", "best.safetensors"
 LENGTH = 512  # tokens of a row, if the model reads as many
 
 
@@ -57,6 +66,9 @@ def _check(arguments: argparse.Namespace, target: Path) -> None:
         raise InvalidArgumentError("--text: expected this or --preferences, one of both")
     if arguments.pack and arguments.preferences:
         raise InvalidArgumentError("--pack: pairs of --preferences are not packed. Leave it out")
+    if arguments.metrics and arguments.preferences:
+        raise InvalidArgumentError("--metrics: are of --text; pairs are measured by the loss alone. Leave it out")
+    check_watched(arguments, split=True)
     if arguments.floats and not arguments.merged:
         raise InvalidArgumentError("--floats: goes with --merged")
     model = Path(arguments.model)
@@ -108,7 +120,6 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     kind, more = (PairBatches, {}) if arguments.preferences else (text.TextBatches, {"pack": arguments.pack})
     batches = kind(examples, arguments.batch_size, **more, **options)
     measured = kind(held_out, arguments.batch_size, shuffle=False, **options) if held_out else None
-    schedule = schedule_of(arguments, -(-len(batches) * arguments.epochs // arguments.accumulate))
     plan = _plan(arguments, adapted, batches, measured)
     say(arguments, "\n".join((graph.summary(most=ROWS), *lines_of(plan))))
     note("opening it in onnxruntime")
@@ -127,13 +138,24 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     if arguments.resume and checkpoint.is_file():
         trainer.load(checkpoint)
         say(arguments, f"resumed from {checkpoint} after {trainer.steps} steps")
+    rates = None if trainer.steps or not arguments.find_rate else search_rate(arguments, trainer, batches)
+    going_on = trainer.steps and arguments.find_rate  # by the schedule of the checkpoint
+    steps = -(-len(batches) * arguments.epochs // arguments.accumulate)
+    schedule = None if going_on else schedule_of(arguments, steps)
     before = None if measured is None else trainer.evaluate(measured)
     start = time.perf_counter()
     with explained(trainer, checkpoint):
         records, norms = fit_of(
-            arguments, trainer, batches, schedule=schedule, evaluation=measured, checkpoint=checkpoint
+            arguments,
+            trainer,
+            batches,
+            schedule=schedule,
+            callbacks=(calls := callbacks_of(arguments, target / BEST)),
+            evaluation=measured,
+            metrics=arguments.metrics,
+            checkpoint=checkpoint,
         )
-    outcome = outcome_of(records, time.perf_counter() - start, trainer.steps, "")
+    outcome = outcome_of(records, time.perf_counter() - start, trainer.steps, "") | best_of(calls)
     if trainer.placement is not None:
         say(arguments, f"device: {trainer.placement}")
     told = [record.perplexity for record in records if record.perplexity is not None]
@@ -152,7 +174,7 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     if arguments.report:
         note("timing some steps for the report")
         facts = plan | outcome | program_of(arguments, trainer)
-        write_report_of(arguments, trainer, batches, facts, records, norms)
+        write_report_of(arguments, trainer, batches, facts, records, norms, rates)
         written.append(str(arguments.report))
     curve = {"course": sparkline([r.loss for r in records])} if len(records) > 1 else {}
     say(arguments, "\n".join(lines_of(outcome | curve)))
@@ -232,9 +254,10 @@ def _plan(arguments: argparse.Namespace, adapted: LoraModel, batches: Any, measu
     }
     if measured is not None:
         plan["evaluation"] = f"{measured.rows:,} {rows}, {measured.learned:,} tokens, after every epoch"
+    rate = "to be found" if arguments.find_rate else f"{arguments.learning_rate:g}"
     plan["training"] = (
         f"{arguments.optimizer}, {arguments.loss}, {arguments.epochs} epochs, "
-        f"{len(batches) * arguments.epochs:,} steps, learning rate {arguments.learning_rate:g} ({arguments.schedule})"
+        f"{len(batches) * arguments.epochs:,} steps, learning rate {rate} ({arguments.schedule})"
     )
     return plan
 
@@ -306,6 +329,7 @@ COMMAND = Command(
             *shared("--memory"),
         ],
         "device": shared("--device", "--read-every"),
+        "what is watched": WATCHED,
         "going on": [
             flag("--resume", help="go on from the checkpoint in OUT, if there is one"),
             argument("--every", default=0, metavar="STEPS", help="between checkpoints (default: an epoch)"),

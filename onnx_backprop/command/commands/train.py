@@ -8,12 +8,13 @@ from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from onnx_backprop import __version__
-from onnx_backprop.command.files import checkpoint_beside
+from onnx_backprop.command.files import best_beside, checkpoint_beside
 from onnx_backprop.command.images import OF_IMAGES, of_images, rows_of, scale_of
 from onnx_backprop.command.options import ROWS, compilation_shown, say, shared, training_options
 from onnx_backprop.command.parser import Command, argument, flag
@@ -106,7 +107,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
             trainer,
             loader,
             schedule=schedule,
-            callbacks=(calls := callbacks_of(arguments)),
+            callbacks=(calls := callbacks_of(arguments, best_beside(target))),
             evaluation=measured,
             metrics=arguments.metrics,
             ema=measured is not None and arguments.ema is not None,
@@ -130,6 +131,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     say(
         arguments,
         f"written: {target}{means and f' ({means[4:]} of the weights)'}, {checkpoint}"
+        + (f", {best}" if (best := best_beside(target)).is_file() and arguments.keep_best else "")
         + (f", {arguments.report}" if arguments.report else ""),
     )
     return 0
@@ -255,7 +257,7 @@ def _loader(
     if missing:
         raise InvalidArgumentError(
             f"{option}: expected arrays {', '.join(graph.inputs)}; {', '.join(map(repr, missing))} missing, "
-            f"there are {', '.join(arrays) or 'none'}"
+            f"there are {', '.join(arrays) or 'none'}{_other_loss(missing, arrays)}"
         )
     chosen = {name: arrays[name] for name in graph.inputs}
     size = min(arguments.batch_size, max(map(rows, chosen.values()), default=1))
@@ -265,6 +267,13 @@ def _loader(
     except InvalidArgumentError as e:
         raise InvalidArgumentError(f"{option}: {e}") from e
     return loader
+
+
+def _other_loss(missing: Sequence[str], arrays: Mapping[str, Any]) -> str:
+    """What to do where the target that there is is another loss's."""
+    if missing == ["target"] and "labels" in arrays:
+        return ". Labels of classes go with --loss softmax_cross_entropy"
+    return ". --loss mse, l1 and others read a target" if missing == ["labels"] and "target" in arrays else ""
 
 
 def step_options(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,7 +290,8 @@ def outcome_of(records: Records, seconds: float, steps: int, means: str) -> dict
     ends = max(1, min(len(records) // 10, 100))
     first, last = (float(np.mean([r.loss for r in part])) for part in (records[:ends], records[-ends:]))
     before = f" ({steps} in all)" if steps > len(records) else ""
-    facts = {"steps": f"{len(records)} in {seconds:.1f} s, {1000 * seconds / len(records):.2f} ms each{before}"}
+    one = median(r.seconds for r in records)  # the first of them compiles kernels
+    facts = {"steps": f"{len(records)} in {seconds:.1f} s, {1000 * one:.2f} ms each{before}"}
     if records[-1].skipped is not None:
         facts["skipped steps"] = f"{records[-1].skipped} in all, their gradients were not finite"
     facts["training loss"] = f"{first:.4g} -> {last:.4g} (means of {ends} steps)"

@@ -115,8 +115,10 @@ def test_force_replaces_and_resume_continues(folder: Path) -> None:
     files = ["-o", "keep.onnx", "--log", "keep.csv", "--report", "keep.html"]
     assert main([*TRAIN.split(), *files, "--force"]) == 0
     assert all(b"precious" not in contents(folder)[name] for name in ("keep.onnx", "keep.csv", "keep.html"))
-    assert main([*TRAIN.split(), *files[:4], "--epochs", "2", "--resume"]) == 0
+    report = contents(folder)["keep.html"]
+    assert main([*TRAIN.split(), *files, "--epochs", "2", "--resume"]) == 0
     assert contents(folder)["keep.csv"].count(b"\n") == 1 + 6
+    assert contents(folder)["keep.html"] != report
 
 
 LONG = "n" * 300 + ".csv"

@@ -58,6 +58,27 @@ def test_writes_a_folder_an_adapter_and_what_it_did(folder: Path, capsys: pytest
         np.testing.assert_array_equal(value.numpy(), state[name])
 
 
+def test_what_is_watched(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--split", "0.2", "--metrics", "accuracy,perplexity", "--keep-best", "--patience", "2", "--find-rate"]
+    report = ["--report", "report.html"]
+    assert finetune(*options, *report, "--log", "log.csv", epochs=3) == 0
+    said = capsys.readouterr().out
+    records = [record for record in read_log(folder / "log.csv") if record.metrics]
+    for record in records:  # each measured in its own way
+        assert record.metrics["perplexity"] == pytest.approx(np.exp(record.evaluation or 0), rel=1e-5)
+        assert 0 <= record.metrics["accuracy"] <= 1
+    best = max(record.metrics["accuracy"] for record in records)
+    assert f"best accuracy: {best:.4g}, whose weights are written" in said
+    assert "learning rate to be found (cosine)" in said
+    assert re.search(r"learning rate: [\d.e-]+ of 1e-", said)
+    assert (folder / "out" / "best.safetensors").is_file()
+    assert "Learning rates that were tried" in (folder / "report.html").read_text("utf-8")
+    assert finetune(*options, *report, "--resume", epochs=4) == 0  # the report is written anew
+    (folder / "report.html").write_text("somebody's own")
+    assert finetune(*options, *report, "--resume", epochs=4) == 2
+    assert "report.html exists" in capsys.readouterr().err
+
+
 def test_going_on_is_the_same_as_going_through(folder: Path) -> None:
     constant = ("--schedule", "constant")
     assert finetune(*constant, out="whole", epochs=4) == 0
@@ -135,6 +156,7 @@ def test_preferences(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--preferences", "none.jsonl"], "none.jsonl cannot be read: "),
         (["--preferences", "empty.jsonl"], "empty.jsonl holds no pair"),
         (["--length", "4"], "is longer than 4 tokens"),
+        (["--metrics", "accuracy"], "--metrics: are of --text"),
     ],
 )
 def test_what_is_refused_of_preferences(
@@ -152,6 +174,9 @@ def test_what_is_refused_of_preferences(
         (["--split", "0.99"], "--split: 0.99 of 20 rows leaves none to train on"),
         (["--split", "0.1", "--evaluation", "data.jsonl"], "--split: --evaluation names the texts"),
         (["--floats"], "--floats: goes with --merged"),
+        (["--patience", "2"], "--patience: goes with --evaluation or --split"),
+        (["--split", "0.1", "--metrics", "acuracy"], "Did you mean 'accuracy'"),
+        (["--targets", "*qvk_proj*"], "matches no initializer. Did you mean 'qkv_proj'"),
         (["--merged", "out"], "--merged: it is the folder of -o"),
         (["--merged", "data.jsonl"], "--merged: data.jsonl is a file. Name a folder"),
         (["--merged", "none/m"], "--merged: there is no folder"),

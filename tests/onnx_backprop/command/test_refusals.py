@@ -94,6 +94,10 @@ BAD_INPUT = {
     "unknown stop": ("convert small.onnx -o out.onnx --stop gian", r"--stop: .*got 'gian'. Did you mean 'gain'"),
     "frozen without a loss": ("convert small.onnx -o out.onnx --frozen gain", r"--frozen: go with --loss"),
     "verbose and quiet": ("convert small.onnx -o out.onnx --verbose --quiet", r"--verbose and --quiet"),
+    "no loss": (
+        "train small.onnx -o out.onnx --data data.npz",
+        r"required: --loss\. --loss is one of mse, l1, .*none\.",
+    ),
     "no output": ("convert small.onnx", r"required: -o/--output"),
     "unknown option": ("convert small.onnx -o out.onnx --los mse --fast", r"unrecognized arguments: .*--fast"),
     "unknown command": ("transmute", r"invalid choice: 'transmute'"),

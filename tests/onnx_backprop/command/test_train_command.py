@@ -99,6 +99,7 @@ def test_what_is_watched(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert all(f"<figcaption>{name} (" in page for name in ("loss", "accuracy", "iou", "learning rate"))
     assert "learning rate (logarithmic)" in page
     assert "Learning rates that were tried" in page
+    assert "out.onnx.best.safetensors" in said.out[said.out.index("written: ") :]
     names = {path.name for path in folder.iterdir()}
     assert {"out.onnx.best.safetensors", "out.onnx.checkpoint.safetensors"} < names
 
@@ -130,6 +131,7 @@ def test_weights_of_classes(folder: Path, form: str) -> None:
         (["--metrics", "accuracy"], "--metrics: goes with --evaluation"),
         (["--keep-best"], "--keep-best: goes with --evaluation"),
         (["--metrics", "acuracy", "--evaluation", "data.npz"], "Did you mean 'accuracy'"),
+        (["--loss", "mse"], "Labels of classes go with --loss softmax_cross_entropy"),
         (["--monitor", "f1"], "--monitor: goes with --patience or --keep-best"),
         (["--class-weights", "none.txt"], "--class-weights: expected balanced, numbers with commas, or a file"),
         (["--class-weights", "1,2"], "expected one number for each of 3 classes"),
