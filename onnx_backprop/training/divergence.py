@@ -85,14 +85,18 @@ def check_finite(
     *,
     step: int | None,
     kept: tuple[str | PathLike[str], int | None] | None = None,
+    instead: str = ", nothing is written",
 ) -> None:
-    """FloatingPointError for a number that is not finite, but where `accepted` has it; kept: as `diverged`."""
+    """FloatingPointError for a number that is not finite, but where `accepted` has it; kept: as `diverged`.
+
+    instead: what does not happen.
+    """
     for name, where in not_finite(arrays).items():
         new = where & ~accepted.get(name, np.False_)
         if new.any():
             at = tuple(map(int, np.argwhere(new)[0]))
             when = "" if step is None else f" after step {step}"
-            raise diverged(f"{name!r} holds {arrays[name][at]} at {at}{when}, nothing is written", kept)
+            raise diverged(f"{name!r} holds {arrays[name][at]} at {at}{when}{instead}", kept)
 
 
 def diverged(what: str, kept: tuple[str | PathLike[str], int | None] | None) -> FloatingPointError:

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 Feeds = Mapping[str, Any]
 OrtValue = onnxruntime.OrtValue
+LOOKED_AT = 100  # steps between two looks at the weights: losses may be finite where max(NaN, 0) is 0
 
 
 class Trainer:
@@ -272,7 +273,8 @@ class Trainer:
         Errors: InvalidArgumentError for names that are missing, unknown or given twice, too many arrays, arrays of
         another kind or shape, labels of classes that there are not, no rows, and whatever else onnxruntime cannot run;
         FloatingPointError for a loss that is no finite number, which says so if the batch holds NaN or infinity, or no
-        label that counts. The state then is what it was before.
+        label that counts. The state then is what it was before. Every hundredth step it is a FloatingPointError too if a
+        weight has become no finite number; on the CPU alone, as a device's step notices it at once.
         """
         buffers = self._buffers
         feeds = self.inputs.together(batch, more)
@@ -290,6 +292,10 @@ class Trainer:
             raise diverged(f"no scale of the loss keeps the gradients finite in step {self.steps}", self.kept)
         if self._ranks is not None:
             self._ranks.verify()
+        elif self._memory is None and self.steps % LOOKED_AT == 0:
+            state = self._buffers.state
+            weights = self._buffers.arrays({name: state[name] for name in self.graph.parameters}, copy=False)
+            check_finite(weights, self._accepted, step=self.steps, kept=self.kept, instead="")
         self._keep(losses)
         return self.losses.last
 

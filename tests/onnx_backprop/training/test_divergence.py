@@ -68,6 +68,23 @@ def test_a_loss_that_is_not_finite_names_it_too(tmp_path: Path) -> None:
     it.save(tmp_path / "c")
 
 
+def test_weights_that_no_loss_shows_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = parser.parse_model(MODEL.replace("y = Mul(x, w)", "a = Mul(x, w) y = Relu(a)").replace("{0.0}", "{1e38}"))
+    graph = ob.training_graph(model, loss="l1", optimizer="sgd", trainable=["w"])
+    it = ob.Trainer(graph, learning_rate=RATE)
+    monkeypatch.setattr("onnx_backprop.training.trainer.LOOKED_AT", 5)
+    over = {"x": np.full((1, 1), 2, np.float32), "target": np.zeros((1, 1), np.float32)}
+    losses = [it.step(over)]  # with w = -inf from here on, which Relu hides
+    with pytest.raises(FloatingPointError, match=r"'w' holds -inf at \(0,\) after step 5\. Lower the learning rate"):
+        for _ in range(9):
+            losses.append(it.step(over))
+    assert len(losses) == 4
+    assert all(map(math.isfinite, losses))
+    it.set_state({"w": [-np.inf]})  # on purpose
+    for _ in range(6):
+        it.step(over)
+
+
 def test_running_means(tmp_path: Path) -> None:
     it = trainer(SGD(ema=0.5))
     it.step(BATCH)
