@@ -45,8 +45,12 @@ Cell = str | Bar | Verdict
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, numbers: Sequence[int] = (), most: int = 0) -> str:
     """A table; columns of the given `numbers` stand to the right. Rows from the number `most` on open at a click.
 
-    Where the page is narrow, rows of many columns of text become paragraphs.
+    Where the page is narrow, rows of many columns of text become paragraphs. A column of empty cells is left out.
     """
+    rows = [list(row) for row in rows]
+    kept = [n for n in range(max(map(len, rows), default=len(header))) if not rows or any(row[n] != "" for row in rows)]
+    header, rows = [header[n] for n in kept if header], [[row[n] for n in kept] for row in rows]
+    numbers = [n for n, old in enumerate(kept) if old in numbers]
     wide = len(header) - len(numbers) > _COLUMNS
     names = header if wide else [""] * max(len(header), 1)
     lines = [
@@ -92,14 +96,19 @@ def scale_of(values: Sequence[float]) -> str:
     return "logarithmic" if finite and min(finite) > 0 and max(finite) > 20 * min(finite) else "linear"
 
 
-def chart(curves: Mapping[str, Points], x: str, y: str, *, across: str = "linear") -> str:
-    """Curves over titled axes, the vertical one of `scale_of` the values. across: "linear" or "logarithmic"."""
+def chart(
+    curves: Mapping[str, Points], x: str, y: str, *, across: str = "linear", ends: tuple[float, float] | None = None
+) -> str:
+    """Curves over titled axes, the vertical one of `scale_of` the values. across: "linear" or "logarithmic".
+
+    ends: what the horizontal axis reaches over in any case, so that charts below each other agree.
+    """
     finite = {n: _thinned([p for p in points if math.isfinite(p[1])]) for n, points in curves.items()}
     finite = {name: points for name, points in finite.items() if points}
     if not finite:
         return "<p>nothing was measured</p>"
     values = [v for points in finite.values() for _, v in points]
-    places = [v for points in finite.values() for v, _ in points]
+    places = [*(v for points in finite.values() for v, _ in points), *(ends or ())]
     scales = {"linear": _linear, "logarithmic": _decades}
     axis = scales[across](min(places), max(places))
     up = scales[scale := scale_of(values)](min(values), max(values))
@@ -219,7 +228,7 @@ _STYLE = """
 .onnx-backprop .table { overflow-x: auto }
 .onnx-backprop h1 { font-size: 1.5em } .onnx-backprop h2 { font-size: 1.15em; margin: 1.6em 0 .4em }
 .onnx-backprop.onnx-backprop table { border-collapse: collapse; margin: .3em 0; border: 0; font-size: inherit }
-.onnx-backprop.onnx-backprop tr { background: none; border: 0 }
+.onnx-backprop.onnx-backprop tr { background: none; border: 0; text-align: left }
 .onnx-backprop.onnx-backprop :is(td, th) { text-align: left; vertical-align: top; font-weight: normal; border: 0;
   padding: .1em .9em .1em 0; max-width: 30em; white-space: normal }
 .onnx-backprop.onnx-backprop th { opacity: .65 }
@@ -242,7 +251,7 @@ _STYLE = """
 .onnx-backprop .legend i { display: inline-block; width: .8em; height: .8em; margin-right: .4em }
 @media (max-width: 36em) { .onnx-backprop { font-size: 13px }
   .onnx-backprop.onnx-backprop .bar { width: 4.5em }
-  .onnx-backprop.onnx-backprop :is(td, th) { padding-right: .5em }
+  .onnx-backprop.onnx-backprop :is(td, th) { padding-right: .4em }
   .onnx-backprop .wide tr:first-child { display: none } .onnx-backprop .wide tr { display: block; margin: .4em 0 .7em }
   .onnx-backprop.onnx-backprop .wide td { display: inline-block; width: auto }
   .onnx-backprop.onnx-backprop .wide td:empty { display: none }

@@ -21,9 +21,11 @@ from onnx_backprop.converters.training.rewrites.precision import check_precision
 from onnx_backprop.converters.training.settings import Settings, plain
 from onnx_backprop.converters.training.sharing import Ties
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.hints import explaining
 from onnx_backprop.opset.core.progress import shown
 
 
+@explaining("As training_graph(model, loss='mse', optimizer='adamw')")
 def training_graph(
     model: ModelProto | ir.Model | str | Path,
     *,

@@ -17,6 +17,7 @@ from onnx_backprop.converters.prepare.writing.files import check_writable
 from onnx_backprop.distributed.communicator import anywhere
 from onnx_backprop.opset.core import progress as bars
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.opset.core.hints import explaining
 from onnx_backprop.training.callbacks.base import Callback, Run, better_of
 from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data.batches import Batches, Shards, of_data, shard_of_rank
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
     from onnx_backprop.training.trainer import Trainer
 
 AnyCallback = Callable[[Any, Record], "bool | None"]  # of the trainer and a step; or a `Callback`
+_TAKES = "It takes batches and epochs: fit(ob.Batches({'x': x, 'target': y}, 32), epochs=10)"
 Logger = Callable[[dict[str, Any]], Any]  # of what is known of a step
 
 
+@explaining(_TAKES)
 def fit(
     trainer: Any,  # a Trainer, whose module imports this one and whose method this is
     loader: Iterable[Any],
@@ -89,6 +92,8 @@ def fit(
     array and row. What that is in the evaluation ends the training behind the checkpoint of the epoch.
     """
     if not all(isinstance(n, Integral) and n >= 0 for n in (epochs, every)):
+        if hasattr(epochs, "shape"):
+            raise InvalidArgumentError(f"epochs: expected a whole number, got an array. {_TAKES}")
         raise InvalidArgumentError(f"epochs, every: expected whole numbers of 0 or more, got {epochs!r}, {every!r}")
     if every and checkpoint is None:
         raise InvalidArgumentError("every: goes with checkpoint, the file to save to")

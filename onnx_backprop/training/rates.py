@@ -14,6 +14,7 @@ import numpy as np
 
 from onnx_backprop.converters.pages import chart, fragment
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.hints import explaining
 from onnx_backprop.opset.core.progress import shown
 from onnx_backprop.training.data.batches import shard_of_rank
 from onnx_backprop.training.divergence import BadBatchError
@@ -54,6 +55,7 @@ class RateSearch:
         return fragment(f"<p>suggested learning rate: {self.suggestion:.2g}</p>", self.chart())
 
 
+@explaining()
 def find_learning_rate(
     trainer: Any,  # a Trainer, whose method this is
     loader: Iterable[Any],

@@ -20,7 +20,7 @@ from onnx_backprop.converters.training.slots import COUNTER, RANDOM, SCALE
 from onnx_backprop.converters.training.split import step_alone
 from onnx_backprop.distributed import connected
 from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
-from onnx_backprop.opset.core.hints import near
+from onnx_backprop.opset.core.hints import explaining, near
 from onnx_backprop.opset.core.mapped import give_back, whole
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, PYTHON_KERNELS
 from onnx_backprop.opset.graphs.edit import without_tensors
@@ -90,6 +90,7 @@ class Trainer:
         """For pickle and copy: the graph, the arguments, and the state bit for bit; errors as `copying.reduced`."""
         return reduced(self)
 
+    @explaining()
     def __init__(
         self,
         graph: TrainingGraph | ModelProto | ir.Model | str | Path,
@@ -273,8 +274,8 @@ class Trainer:
         Errors: InvalidArgumentError for names that are missing, unknown or given twice, too many arrays, arrays of
         another kind or shape, labels of classes that there are not, no rows, and whatever else onnxruntime cannot run;
         FloatingPointError for a loss that is no finite number, which says so if the batch holds NaN or infinity, or no
-        label that counts. The state then is what it was before. Every hundredth step it is a FloatingPointError too if a
-        weight has become no finite number; on the CPU alone, as a device's step notices it at once.
+        label that counts. The state then is what it was before. Every hundredth step on the CPU, a weight that has
+        become no finite number is a FloatingPointError too; a device's step notices it at once.
         """
         buffers = self._buffers
         feeds = self.inputs.together(batch, more)

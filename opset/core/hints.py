@@ -3,10 +3,17 @@
 import difflib
 import itertools
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from functools import wraps
+from inspect import signature
+from typing import ParamSpec, TypeVar
 
 from onnx import NodeProto, defs
 
+from onnx_backprop.opset.core.errors import InvalidArgumentError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 _MOST_FILES = 1000  # of a folder that are looked at
 
 
@@ -31,6 +38,33 @@ def suggest(name: str, names: Collection[str]) -> str:
     """Near misses, or where there are none, the names that there are."""
     listed = ", ".join(list(names)[:10]) + (", …" if len(names) > 10 else "")
     return near(name, names) or f". There are {listed or 'none'}"
+
+
+def explaining(advice: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator: arguments that the function does not take are InvalidArgumentErrors with near misses and advice."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except TypeError as e:
+                if e.__traceback__ is None or e.__traceback__.tb_next is not None:  # of the function's inside
+                    raise
+                names = [name for name in signature(function).parameters if name not in ("self", "trainer")]
+                unknown = next((name for name in kwargs if name not in names), None)
+                initials = {"".join(word[:1] for word in name.split("_")): name for name in names}
+                hint = ""
+                if unknown is not None:
+                    meant = initials.get(unknown)
+                    hint = f". Did you mean {meant!r}?" if meant else suggest(unknown, names)
+                what = function.__qualname__.removesuffix(".__init__")
+                words = str(e).removeprefix(f"{function.__qualname__}() ")
+                raise InvalidArgumentError(f"{words}{hint or '.'}{advice and ' '}{advice}", what) from None
+
+        return call
+
+    return decorate
 
 
 def complaint_of(op_type: str, attributes: Iterable[str]) -> str | None:

@@ -136,6 +136,21 @@ def test_long_tables_open_at_a_click() -> None:
     assert "details" not in table(("a",), [("1",)], most=4)
 
 
+def test_columns_without_a_cell_are_left_out() -> None:
+    made = table(("a", "b", "c"), [("1", "", "2"), ("3", "", "4")], numbers=(2,))
+    assert re.findall("<th[^>]*>(.)</th>", made) == ["a", "c"]
+    assert re.findall("<td([^>]*)>(.)</td>", made) == [("", "1"), (" class=n", "2"), ("", "3"), (" class=n", "4")]
+    assert table((), [(Verdict("x", good=True),)]).count("<td") == 1
+    assert "<th>b</th>" in table(("a", "b"), [])
+
+
+def test_charts_below_each_other_have_one_axis() -> None:
+    made = [chart({"a": points}, "x", "a", ends=(0, 31)) for points in ([(0, 1.0), (31, 2.0)], [(7, 1.0), (15, 3.0)])]
+    ticks = [re.findall(r'left:([\d.]+%)">(\d+)<', page) for page in made]
+    assert ticks[0] == ticks[1]
+    assert ticks[0][0] == ("0.00%", "0")
+
+
 def test_a_page(tmp_path: Path) -> None:
     write_page(tmp_path / "a.html", "A <title>", "<p>x</p>")
     made = (tmp_path / "a.html").read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ from onnx_backprop.converters.tables import format_bytes
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.opset.core.hints import explaining
 from onnx_backprop.training.data.datasets import columns_of
 from onnx_backprop.training.data.images import Scale, Transform, check_scale, scaled
 from onnx_backprop.training.data.order import BlockOrder, row_order, streams
@@ -28,6 +29,7 @@ class Batches:
     A `datasets.Dataset` will do for the arrays, and what `image_folder` returns.
     """
 
+    @explaining("As Batches({'x': x, 'target': y}, size=32)")
     def __init__(
         self,
         arrays: Mapping[str, np.ndarray | StoredRows],

@@ -18,6 +18,7 @@ from onnx_backprop.converters.prepare.writing.files import check_writable
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.files import replacing
 
+_FEW = 10  # numbers of an array that are shown
 _POINTS = 1024  # even; of a curve that grows with every step
 
 
@@ -32,9 +33,22 @@ class Measured(float):
         result.metrics = dict(metrics or {})
         return result
 
+    def __repr__(self) -> str:
+        """The loss, and the metrics beside it; `format` and `%` take the loss alone."""
+        found = ", ".join(f"{name} {_short(value)}" for name, value in self.metrics.items())
+        return f"{float(self)!r} ({found})" if found else repr(float(self))
+
     def __reduce__(self) -> tuple[Any, ...]:
         """What pickle and copy need."""
         return type(self).__new__, (type(self), float(self)), vars(self)
+
+
+def _short(value: Any) -> str:
+    """A metric in a few characters."""
+    if isinstance(value, int | float):
+        return f"{value:.4g}"
+    few = value.ndim == 1 and value.size <= _FEW
+    return f"[{', '.join(f'{number:.4g}' for number in value)}]" if few else f"of shape {list(value.shape)}"
 
 
 class TokenLoss(Measured):
@@ -113,7 +127,8 @@ class Records(list[Record]):
         """Losses over steps, metrics, and the learning rate, as a part of a page."""
         if not self:
             return "<p>nothing was measured</p>"
-        return "".join(chart(curves, "step", y) for y, curves in self.curves().items())
+        ends = float(self[0].step), float(self[-1].step)
+        return "".join(chart(curves, "step", y, ends=ends) for y, curves in self.curves().items())
 
     def summary(self) -> str:
         """What came of it, in lines: steps and time, losses at first and in the end, the best of each evaluation."""
@@ -141,6 +156,10 @@ class Losses:
         self.points: list[tuple[float, float]] = []
         self.last = math.nan
         self._each, self._run = 1, array("d")
+
+    def __repr__(self) -> str:
+        """How many points there are, and the last loss."""
+        return f"<Losses: {len(self.points)} points, the last loss {self.last:.4g}>"
 
     def add(self, step: int, loss: float) -> None:
         """The loss of a step behind all those that came before."""

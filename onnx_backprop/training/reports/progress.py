@@ -105,8 +105,16 @@ class _Table:
         shows: Any = import_module("IPython.display")  # which is there where a notebook runs
         cells = {"epoch": str(record.epoch + 1), "loss": f"{loss:.4g}"}
         cells |= {name: f"{value:.4g}" for name, value in measured_of(record).items()}
-        self._rows.append(cells | {"learning rate": f"{record.learning_rate:.3g}", "seconds": f"{seconds:.1f}"})
+        self._rows.append(
+            cells
+            | {
+                "learning rate": f"{record.learning_rate:.3g}",
+                "seconds": f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}",
+            }
+        )
         names = list(dict.fromkeys(name for row in self._rows for name in row))
+        if len({row["learning rate"] for row in self._rows}) == 1:  # as the bar, which leaves it out too
+            names.remove("learning rate")
         rows = [[row.get(name, "") for name in names] for row in self._rows[-_ROWS:]]
         page = shows.HTML(fragment(table(names, rows, numbers=range(len(names)))))
         if self._shown is None:

@@ -31,8 +31,21 @@ def test_a_training_at_a_glance() -> None:
     assert trainer.losses.points == [(n + 1, r.loss) for n, r in enumerate(records)]
     for shown, words in ((batches, "float32"), (trainer, "<svg"), (records, "evaluation")):
         assert words in shown._repr_html_()
+    assert re.fullmatch(r"<Losses: 6 points, the last loss [\d.]+>", repr(trainer.losses))
     assert repr(Records()) == "<Records: no steps>"
     assert "nothing was measured" in Records()._repr_html_()
+
+
+def test_an_evaluation_shows_its_metrics() -> None:
+    metrics = {"accuracy": "accuracy", "each": ob.metrics.F1(average=None), "matrix": ob.metrics.ConfusionMatrix()}
+    measured = ob.Trainer(training()).evaluate(data(60), metrics=metrics)
+    assert re.fullmatch(
+        r"[\d.]+ \(accuracy [\d.]+, each \[[\d.]+(, [\d.]+)*\], matrix of shape \[\d, \d\]\)", repr(measured)
+    )
+    assert str(measured) == repr(measured)
+    assert f"{measured:.3f}" == f"{float(measured):.3f}"
+    plain = ob.Trainer(training()).evaluate(data(60))
+    assert repr(plain) == repr(float(plain))
 
 
 class _Stream(io.StringIO):
