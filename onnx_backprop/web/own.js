@@ -71,21 +71,22 @@ async function picture(file, site, ask) {
   }
   context.putImageData(pixels, 0, 0);
   for (let c = 0; c < channels; c++) {
-    for (let i = c; i < pixels.data.length; i += 4) numbers.push(low + (pixels.data[i] / 255) * (high - low));
+    const least = low[c] ?? low, most = high[c] ?? high;
+    for (let i = c; i < pixels.data.length; i += 4) numbers.push(least + (pixels.data[i] / 255) * (most - least));
   }
   const [first] = Object.values(await ask('predict', { feeds: batch([numbers], site) }));
   if (first.dims.length !== 4) return result([canvas], `${file.name}: ${spoken(first, 0, site)}`);
-  if (site.classes) return result([canvas, ...classMap(first, site.classes)], `${file.name}: the class at every place`);
+  if (site.classes) return result([canvas, ...classMap(first, site)], `${file.name}: the class at every place`);
   result([canvas, output(first, site)], `${file.name}: what the model makes of it`);
 }
 
 /** The classes of the first image as a map of colours, and a legend of those that are there, with their share. */
-function classMap({ data, dims }, { axis }) {
+function classMap({ data, dims }, { classes: { axis }, names }) {
   const [height, width] = axis === -1 ? dims.slice(1, 3) : dims.slice(2), size = height * width;
-  const classes = chosen({ data, dims }, axis).subarray(0, size), counts = new Map();
+  const map = chosen({ data, dims }, axis).subarray(0, size), counts = new Map();
   const [canvas, context] = blank(width, height, 'The class at every place');
   const pixels = context.createImageData(width, height);
-  classes.forEach((c, i) => {
+  map.forEach((c, i) => {
     pixels.data.set([...colour(c), 255], 4 * i);
     counts.set(c, (counts.get(c) ?? 0) + 1);
   });
@@ -94,7 +95,7 @@ function classMap({ data, dims }, { axis }) {
   for (const [c, count] of [...counts].sort((a, b) => b[1] - a[1])) {
     const entry = document.createElement('li'), patch = document.createElement('i');
     patch.style.background = `rgb(${colour(c)})`;
-    entry.append(patch, `class ${c}, ${(100 * count / size).toFixed(1)} %`);
+    entry.append(patch, `${names?.[c] ?? `class ${c}`}, ${(100 * count / size).toFixed(1)} %`);
     legend.append(entry);
   }
   return [canvas, legend];
@@ -123,7 +124,7 @@ function spoken({ data, dims }, i, site) {
   if (site.loss !== 'softmax_cross_entropy' || dims.length !== 2) return row.slice(0, 8).map((x) => x.toPrecision(4)).join(', ');
   const top = Math.max(...row), powers = row.map((x) => Math.exp(x - top)), sum = powers.reduce((a, b) => a + b);
   const order = row.map((_, c) => c).sort((a, b) => row[b] - row[a]).slice(0, 3);
-  return order.map((c, k) => `${k ? '' : 'class '}${c} (${(100 * powers[c] / sum).toFixed(1)} %)`).join(', ');
+  return order.map((c, k) => `${site.names?.[c] ?? (k ? c : `class ${c}`)} (${(100 * powers[c] / sum).toFixed(1)} %)`).join(', ');
 }
 
 /** The numbers of a CSV, row by row; a first line that holds none is a header. */

@@ -108,9 +108,9 @@ const hear = {
     show(false);
     tryOwn(site, ask);
   },
-  running({ running: is }) {
+  running({ running: is, over }) {
     show(is);
-    if (is) { trouble(''); say('Training.'); } else say('Paused.');
+    if (is) { trouble(''); say('Training.'); } else say(over ? 'Trained: the learning rate has come to 0.' : 'Paused.');
   },
   steps({ steps, losses, ms, epoch }) {
     for (const [step, loss] of losses) curve.add(step, loss);

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from importlib import resources
 from pathlib import Path
@@ -66,6 +66,8 @@ def write_site(
     runtime: Path | None = None,
     fixed: TrainingGraph | None = None,
     schedule: Mapping[str, Any] | None = None,
+    bytes_as: tuple[Any, Any] | None = None,
+    names: Sequence[str] = (),
 ) -> dict[str, int]:
     """Write the site, each file complete or not at all; the bytes of each by its name.
 
@@ -73,6 +75,8 @@ def write_site(
     runtime: the folder `dist` of onnxruntime-web, which is copied; None for a link to a CDN.
     fixed: the graph of the same model with all lengths, not inlined; then the page trains on WebGPU.
     schedule: of the learning rate: its name, "linear" or "cosine", steps, and warmup, the steps of a rise in front.
+    bytes_as: what 0 and 255 of a picture are for the model, numbers or one for each channel; None: the least and the
+    largest of the rows to train on. names: of the classes.
     Errors: InvalidArgumentError for what `bundle` refuses, for a folder without onnxruntime-web, and where nothing can
     be written.
     """
@@ -106,7 +110,8 @@ def write_site(
         "runtime": f"{CDN if runtime is None else './runtime/'}{modules[0]}",
         "session": None if fixed is None else {"executionProviders": ["webgpu"]},
         "data": {"rows": len(next(iter(arrays.values()))), "train": train, "arrays": data},
-        "own": _own(graph, arrays, train),
+        "own": _own(graph, arrays, train, bytes_as),
+        "names": list(names) or None,
     }
     files["site.json"] = json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     _write(folder, files)
@@ -125,7 +130,9 @@ def _any_batch(graph: TrainingGraph) -> bool:
     return not any(declared[name] and declared[name][0].HasField("dim_value") for name in graph.inputs)
 
 
-def _own(graph: TrainingGraph, arrays: Mapping[str, np.ndarray], train: int) -> dict[str, Any] | None:
+def _own(
+    graph: TrainingGraph, arrays: Mapping[str, np.ndarray], train: int, bytes_as: tuple[Any, Any] | None
+) -> dict[str, Any] | None:
     """What a visitor may drop into the page: pictures or a table of numbers, in the range of the rows to train on."""
     names = [name for name in graph.inputs if name not in graph.options.loss_inputs]
     if len(names) != 1 or any(entry.key == KEPT for entry in graph.model.metadata_props):
@@ -134,7 +141,7 @@ def _own(graph: TrainingGraph, arrays: Mapping[str, np.ndarray], train: int) -> 
     image = array.ndim == 4 and array.shape[1] in _CHANNELS
     if not (image or array.ndim == 2) or array.dtype.kind not in "fiu":
         return None
-    low, high = float(array.min()), float(array.max())
+    low, high = (float(array.min()), float(array.max())) if bytes_as is None else bytes_as
     kind = "image" if image else "vector"
     return {"name": names[0], "kind": kind, "dims": list(array.shape[1:]), "range": [low, high]}
 

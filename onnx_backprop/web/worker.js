@@ -133,6 +133,9 @@ const messages = () => new Promise((resolve) => {
   port2.postMessage(0);
 });
 
+/** Whether the learning rate has fallen to 0. */
+const over = () => ['linear', 'cosine'].includes(site.schedule?.name) && trainer.steps >= site.schedule.steps;
+
 async function run() {
   if (running) return;
   running = true;
@@ -146,7 +149,7 @@ async function run() {
     losses = []; times = []; told = performance.now();
   };
   try {
-    while (running) {
+    while (running && !over()) {
       const feeds = rows.shuffled(trainer.steps, batch), before = performance.now();
       trainer.learningRate = rate * factor(site.schedule, trainer.steps);
       const loss = await inTurn(() => trainer.step(feeds)), now = performance.now();
@@ -160,13 +163,14 @@ async function run() {
       await messages();
     }
     flush();
+    if (running) { running = false; await save(); }
   } catch (e) {
     flush();
     running = false;
     await failed(e);
   }
   finished();
-  tell('running', { running });
+  tell('running', { running, over: over() });
 }
 
 /** A sentence for whatever stopped a step; the state is that of the last one that succeeded, and is kept.

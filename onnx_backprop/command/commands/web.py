@@ -1,7 +1,6 @@
 """`onnx-backprop web`: a page that trains a model in the browser."""
 
 import argparse
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from onnx_backprop.command.commands.train import loaders_of, step_options
-from onnx_backprop.command.options import read_arrays, say, shared
+from onnx_backprop.command.images import OF_IMAGES, rows_of
+from onnx_backprop.command.options import say, shared
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.training import OF_LOSSES
 from onnx_backprop.converters.devices.adapt import fix_lengths
@@ -19,6 +19,7 @@ from onnx_backprop.converters.training.training_graph import training_graph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.training.data.images import DEVIATIONS, MEANS, scaled
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = Path(arguments.site)
     _check(arguments, folder)
-    data, evaluation = (read_arrays(getattr(arguments, name), f"--{name}") for name in ("data", "evaluation"))
+    data, evaluation = (rows_of(arguments, name) for name in ("data", "evaluation"))
     assert data is not None
     options = step_options(arguments, data)
     model: Any = arguments.model
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     loader, measured = loaders_of(graph, data, evaluation, arguments)
     kinds = {v.name: v.type.tensor_type.elem_type for v in graph.model.graph.input}
     arrays, train = held_out(
-        _typed(loader.arrays, kinds), None if measured is None else _typed(measured.arrays, kinds), arguments.seed
+        _typed(loader, kinds), None if measured is None else _typed(measured, kinds), arguments.seed
     )
     fixed = None
     if arguments.webgpu:
@@ -60,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         fixed=fixed,
         runtime=None if arguments.runtime is None else Path(arguments.runtime),
         schedule=_schedule(arguments, train),
+        bytes_as=_bytes_as(loader),
+        names=getattr(data, "classes", ()),
     )
     if not arguments.quiet:
         parts = {"graphs and weights": "model/", "data": "data.bin", "runtime": "runtime/"}
@@ -79,11 +82,23 @@ def _schedule(arguments: argparse.Namespace, rows: int) -> dict[str, Any] | None
     return {"name": arguments.schedule, "steps": steps, "warmup": arguments.warmup}
 
 
-def _typed(arrays: Mapping[str, Any], kinds: dict[str, int]) -> dict[str, np.ndarray]:
-    """In the element types of the inputs."""
+def _typed(loader: Any, kinds: dict[str, int]) -> dict[str, np.ndarray]:
+    """All rows, scaled, in the element types of the inputs."""
     from onnx import helper
 
-    return {n: a.astype(helper.tensor_dtype_to_np_dtype(kinds[n]), copy=False) for n, a in arrays.items()}
+    whole = {n: a if isinstance(a, np.ndarray) else a[np.arange(len(a))] for n, a in loader.arrays.items()}
+    whole |= {n: scaled(whole[n], scale) for n, scale in loader.scales.items()}
+    return {n: a.astype(helper.tensor_dtype_to_np_dtype(kinds[n]), copy=False) for n, a in whole.items()}
+
+
+def _bytes_as(loader: Any) -> tuple[Any, Any] | None:
+    """What 0 and 255 of a visitor's picture are for the model, where --scale says it."""
+    for scale in loader.scales.values():
+        if scale != "imagenet":
+            return 0.0, 255 * scale
+        pairs = list(zip(MEANS, DEVIATIONS, strict=True))
+        return [-mean / deviation for mean, deviation in pairs], [(1 - mean) / deviation for mean, deviation in pairs]
+    return None
 
 
 def _check(arguments: argparse.Namespace, folder: Path) -> None:
@@ -106,14 +121,14 @@ def _check(arguments: argparse.Namespace, folder: Path) -> None:
 COMMAND = Command(
     "web",
     help="write a page that trains a model in the browser",
-    description="DATA.npz holds an array for every input of the model and for the target, as for train. SITE is a "
-    "folder for any static server; with `onnx-backprop serve SITE` the page may use threads.",
+    description="DATA holds an array for every input of the model and for the target, or images, as for train. "
+    "SITE is a folder for any static server; with `onnx-backprop serve SITE` the page may use threads.",
     run=run,
     arguments=[
         *shared("model"),
         argument("-o", "--output", dest="site", metavar="SITE", required=True, help="the folder to write"),
-        *shared("--data", metavar="DATA.npz"),
-        *shared("--evaluation", metavar="DATA.npz", help="held-out rows (default: a tenth of the data)"),
+        *shared("--data", metavar="DATA"),
+        *shared("--evaluation", metavar="DATA", help="held-out rows (default: a tenth of the data)"),
         *shared("--loss", required=True),
         *shared("--prediction", "--trainable", "--frozen", "--tie", "--untie", "--straight-through", "--strict"),
         *shared("--checkpoint", "--stop", "--free", "--limit", "--force", "--quiet"),
@@ -121,6 +136,7 @@ COMMAND = Command(
         *shared("--batch-size", metavar=None),
         *shared("--learning-rate", metavar=None, help="to start with (%(default)s)"),
         *shared("--weight-decay", metavar=None),
+        *(each for each in OF_IMAGES if each.dest != "augment"),
         *OF_LOSSES,
         argument(
             "--schedule",
@@ -128,7 +144,9 @@ COMMAND = Command(
             default="constant",
             help="of the learning rate, down to 0 over --epochs (%(default)s)",
         ),
-        argument("--epochs", default=20, least=1, metavar="N", help="of --schedule; the page goes on (%(default)s)"),
+        argument(
+            "--epochs", default=20, least=1, metavar="N", help="of --schedule, after which the page stops (%(default)s)"
+        ),
         argument("--warmup", default=0, least=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
         *shared("--training-mode", "--no-frozen-statistics"),
         *shared("--seed", help="of the choice of held-out rows (%(default)s)"),

@@ -75,7 +75,7 @@ class Batches:
         self.size, self.seed, self.shuffle, self.drop_last = size, seed, shuffle, drop_last
         if transform is not None and not callable(transform):
             raise InvalidArgumentError(f"transform: expected a function of a row and a generator, got {transform!r}")
-        self._scales, self._transform = check_scale(scale, self.arrays), transform
+        self.scales, self._transform = check_scale(scale, self.arrays), transform
         self._epoch = 0
         self._blocks = [a for a in self.arrays.values() if isinstance(a, StoredRows) and a.starts is not None]
 
@@ -144,7 +144,7 @@ class Batches:
         """A batch as it is fed: its rows transformed and scaled."""
         if self._transform is not None and len(rows):
             batch = self._transformed(batch, rows, self._transform)
-        return batch | {name: scaled(batch[name], scale) for name, scale in self._scales.items()}
+        return batch | {name: scaled(batch[name], scale) for name, scale in self.scales.items()}
 
     def _transformed(
         self, batch: dict[str, np.ndarray], rows: np.ndarray, transform: Transform

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
 from onnx_backprop.command.main import main
 from onnx_backprop.opset.core.errors import InvalidArgumentError
@@ -67,6 +68,33 @@ def test_site(files: Path) -> None:
             assert (site / other).is_file(), (name, other)
     forward = onnx.load(site / "model" / "forward.onnx")
     assert [v.name for v in forward.graph.output] == ["logits"]
+
+
+def test_a_folder_of_images(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Its classes have names on the page; rows and the bytes of a visitor's picture are scaled alike."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+        g (float[N, 3, 4, 5] image) => (float[N, 2] y) { a = GlobalAveragePool(image) b = Flatten(a) y = MatMul(b, w) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((3, 2), np.float32), "w"))
+    onnx.save(model, tmp_path / "model.onnx")
+    pixels = rng.integers(0, 256, (2, 4, 4, 5, 3), np.uint8)
+    for n, name in enumerate(("ash", "oak")):
+        (tmp_path / "trees" / name).mkdir(parents=True)
+        for k, picture in enumerate(pixels[n]):
+            Image.fromarray(picture).save(tmp_path / "trees" / name / f"{k}.png")
+    options = ["--data", str(tmp_path / "trees"), "--evaluation", str(tmp_path / "trees"), "--layout", "classes"]
+    means, deviations = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    for scale, expected in (("imagenet", (pixels / 255 - means) / deviations), ("1/255", pixels / 255)):
+        assert _web(tmp_path, *options, "--scale", scale, "--force") == 0
+        about = json.loads((tmp_path / "site" / "site.json").read_text())
+        assert about["names"] == ["ash", "oak"]
+        image = about["data"]["arrays"]["image"]
+        assert (about["data"]["train"], image["dtype"], image["dims"]) == (8, "float32", [16, 3, 4, 5])
+        rows = np.frombuffer((tmp_path / "site" / "data.bin").read_bytes(), np.float32, 480, image["at"])
+        np.testing.assert_allclose(
+            rows.reshape(8, 3, 4, 5), expected.reshape(8, 4, 5, 3).transpose(0, 3, 1, 2), rtol=1e-5, atol=1e-6
+        )
+        ends = [(x / 255 - means) / deviations if scale == "imagenet" else x / 255 for x in (0, 255)]
+        np.testing.assert_allclose(about["own"]["range"], ends, rtol=1e-12)
 
 
 def test_a_site_is_replaced_only_when_asked(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
