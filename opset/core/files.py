@@ -23,6 +23,10 @@ def named(path: object) -> str | os.PathLike[str]:
     """The path; InvalidArgumentError for what names no file."""
     if not isinstance(path, str | os.PathLike):
         raise InvalidArgumentError(f"path: expected the name of a file, got {path!r}")
+    if isinstance(path, str) and "://" in path and not os.path.isdir(os.path.dirname(path)):
+        raise InvalidArgumentError(
+            f"path: {path} is a URL. Name a file of this machine, and copy it there or from there, as fsspec does"
+        )
     return path
 
 

@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, checker
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
+from onnx_backprop.opset.core.files import named
 from onnx_backprop.opset.core.hints import near_file
 from onnx_backprop.opset.core.mapped import are_many, byte_size, can_be_mapped, is_mapped, refer, whole
 from onnx_backprop.opset.core.sound import sound, tensors
@@ -138,7 +139,7 @@ def existing(model: object) -> Path:
         raise InvalidArgumentError(
             f"expected a ModelProto, an onnx_ir.Model or the path of a file, got {type(model).__name__}"
         )
-    path = Path(os.fsdecode(model))
+    path = Path(os.fsdecode(named(model)))
     if not os.path.isfile(path):  # Path.is_file raises for names that are too long
         raise InvalidArgumentError(f"no such file: {path}{near_file(path)}")
     return path

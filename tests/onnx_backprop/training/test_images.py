@@ -181,3 +181,28 @@ def test_a_folder_on_the_command_line(folder: Path, tmp_path: Path, capsys: pyte
     ):
         assert main([*where, "--force", *options, *more, *wrong]) == 2
         assert sentence in " ".join(capsys.readouterr().err.split())
+
+
+def test_albumentations_changes_the_same_rows_alike_in_a_resumed_epoch() -> None:
+    """The function of docs/data.md."""
+    library: Any = pytest.importorskip("albumentations", reason="albumentations is not installed here")
+    pipeline = library.Compose([library.HorizontalFlip(p=0.5), library.RandomBrightnessContrast(p=1)])
+    rng = np.random.default_rng(4)
+    image, mask = rng.integers(0, 256, (8, 16, 16, 3), np.uint8), rng.integers(0, 3, (8, 16, 16), np.uint8)
+
+    def augmented(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        pipeline.set_random_seed(int(rng.integers(2**31)))
+        return row | pipeline(image=row["image"], mask=row["mask"])
+
+    batches = ob.Batches({"image": image, "mask": mask}, 4, transform=augmented, scale={"image": 1 / 255})
+    whole, again = list(batches), list(batches.since(1))
+    np.testing.assert_array_equal(again[0]["image"], whole[1]["image"])
+    np.testing.assert_array_equal(again[0]["mask"], whole[1]["mask"])
+    assert (whole[0]["image"].dtype, whole[0]["mask"].dtype) == (np.float32, np.uint8)
+    plain = next(iter(ob.Batches({"image": image, "mask": mask}, 4)))
+    flipped = [bool((a != b).any()) for a, b in zip(whole[0]["mask"], plain["mask"], strict=True)]
+    assert all(
+        (a == (b[:, ::-1] if f else b)).all() for a, b, f in zip(whole[0]["mask"], plain["mask"], flipped, strict=True)
+    )
+    batches.set_epoch(1)
+    assert not np.array_equal(next(iter(batches))["image"], whole[0]["image"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,40 @@ def test_files_elsewhere(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_rows("memory://bucket/parts")["x"][:], np.concatenate([X, X]))
     with pytest.raises(ob.InvalidArgumentError, match="--data: there is no memory://bucket/none.npz"):
         read_rows("memory://bucket/none.npz", what="--data")
+
+
+def test_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 as moto serves it: arrays and a folder of images are copied, and what is written stays here."""
+    pytest.importorskip("s3fs", reason="s3fs is not installed here")
+    server = pytest.importorskip("moto.server", reason="moto is not installed here").ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    about = {"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b", "DEFAULT_REGION": "us-east-1"}
+    about["ENDPOINT_URL"] = f"http://{host}:{port}"
+    for name, value in about.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    try:
+        store = import_module("s3fs").S3FileSystem(skip_instance_cache=True)
+        store.mkdir("bucket")
+        np.savez(tmp_path / "data.npz", x=X, target=2 * X)
+        store.put(str(tmp_path / "data.npz"), "bucket/data.npz")
+        store.put(str(tmp_path / "data.npz"), "bucket/parts/0.npz")
+        np.testing.assert_array_equal(read_rows("s3://bucket/data.npz")["target"], 2 * X)
+        np.testing.assert_array_equal(read_rows("s3://bucket/parts")["x"][:], X)
+        for url in ("s3://bucket/none.npz", "s3://other/data.npz"):
+            with pytest.raises(ob.InvalidArgumentError, match=f"--data: there is no {url}"):
+                read_rows(url, what="--data")
+    finally:
+        server.stop()
+
+
+def test_what_is_written_is_no_url() -> None:
+    it, url = trainer(), "s3://bucket/out"
+    tries: list[Callable[[], Any]] = [lambda: it.save(url), lambda: it.load(url), lambda: it.export(url)]
+    tries += [lambda: it.fit([(X, X, X)], 1, checkpoint=url), lambda: ob.training_graph(url, loss="mse")]
+    for each in tries:
+        with pytest.raises(ob.InvalidArgumentError, match=f"path: {url} is a URL. Name a file of this machine"):
+            each()
     with pytest.raises(ob.InvalidArgumentError, match="cannot be read|read through"):
         read_rows("nosuchprotocol://bucket/none.npz", what="--data")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -67,6 +68,19 @@ def test_wandb_gets_numbers_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [step for step, _ in told] == list(range(18))
     assert told[-1][1]["each/1"] == records[-1].metrics["each"][1]
     assert ended == [True]
+
+
+def test_wandb_itself_without_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed here")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker = ob.callbacks.WandB(project="digits", mode="offline", dir=str(tmp_path))
+    histograms = ob.callbacks.Histograms(data(10), every=9, to=tracker)
+    records = trained(tracker, callbacks=[histograms])
+    (path,) = tmp_path.rglob("run-*.wandb")
+    stored = path.read_bytes()  # of records in blocks, whose borders may cut a number
+    found = [json.dumps(r.loss).encode() in stored for r in records]
+    assert sum(found) >= len(records) - 2
+    assert all(name in stored for name in (b"each/2", b"accuracy", b"gradients/w1", b'"histogram"'))
 
 
 @pytest.mark.parametrize("name", ["TensorBoard", "MLflow", "WandB"])
