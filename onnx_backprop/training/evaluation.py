@@ -21,7 +21,7 @@ from onnx_backprop.providers.placed import Placed
 from onnx_backprop.training.data.batches import of_data
 from onnx_backprop.training.divergence import BadBatchError
 from onnx_backprop.training.inputs import Inputs, refusals, rows
-from onnx_backprop.training.measures import Measures, Names, counts_tokens
+from onnx_backprop.training.measures import Measures, Names, check_ranks, counts_tokens
 from onnx_backprop.training.reports.history import Measured, TokenLoss
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ class Evaluator:
 
         what: the start of the error about a loss that is no finite number, in which the batch has a number.
         """
+        if ranks is not None:
+            check_ranks(metrics, ranks.communicator)
         session, names = self._metrics(metrics)
         measures = Measures({name: metrics[name] for name in names}, names)
         total, seen = 0.0, 0

@@ -23,7 +23,7 @@ from onnx_backprop.training.checkpoint import held
 from onnx_backprop.training.data.batches import Batches, Shards, of_data, shard_of_rank
 from onnx_backprop.training.data.loaders import reusable
 from onnx_backprop.training.divergence import BadBatchError
-from onnx_backprop.training.measures import Metrics, chosen_metrics, plain_numbers, result_names
+from onnx_backprop.training.measures import Metrics, check_ranks, chosen_metrics, plain_numbers, result_names
 from onnx_backprop.training.reports.history import Log, Measured, Record, Records
 from onnx_backprop.training.reports.plots import check_plot, draw
 from onnx_backprop.training.reports.progress import Progress, tell_summary
@@ -107,6 +107,7 @@ def fit(
         evaluation = reusable(evaluation, epochs - trainer.epoch, "evaluation")
         trainer.inputs.check_loader(evaluation)
     asked = chosen_metrics(metrics)
+    check_ranks(asked, trainer.communicator)
     if asked and evaluation is None:
         raise InvalidArgumentError("metrics: goes with evaluation, the batches to measure")
     if ema and evaluation is None:

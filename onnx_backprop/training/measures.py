@@ -49,6 +49,19 @@ def plain_numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in metrics.items()}
 
 
+def check_ranks(metrics: Mapping[str, Metric], communicator: Communicator) -> None:
+    """UnsupportedError for a function of all arrays on several ranks, before anything runs."""
+    if communicator.size == 1 or not metrics:
+        return
+    from onnx_backprop.converters.training.metrics import Function  # for which onnx_ir is imported
+
+    if functions := [name for name, metric in metrics.items() if isinstance(metric, Function)]:
+        raise UnsupportedError(
+            f"metrics: {functions[0]!r} is a function of all arrays together, of which each of {communicator.size} "
+            "ranks has a part. Take a ready metric, or evaluate on one rank"
+        )
+
+
 class Measures:
     """metrics: by the names of their results. sums: of each the outputs of the model that hold its sums."""
 
@@ -67,13 +80,6 @@ class Measures:
 
     def gather(self, communicator: Communicator) -> None:
         """Merge the totals of all ranks, in their order, on all of them; a rank may have had no batch."""
-        from onnx_backprop.converters.training.metrics import Function
-
-        if functions := [name for name, metric in self._metrics.items() if isinstance(metric, Function)]:
-            raise UnsupportedError(
-                f"metrics: {functions[0]!r} is a function of all arrays together, which several ranks do not have. "
-                "Take a ready metric, or evaluate on one rank"
-            )
         for name, metric in self._metrics.items():
             ranks: list[dict[str, np.ndarray]] = [{} for _ in range(communicator.size)]
             for what in self._names[name]:

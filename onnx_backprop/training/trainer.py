@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from onnx_backprop.converters import pages
 from onnx_backprop.converters.prepare.writing.files import save_model
@@ -294,8 +294,9 @@ class Trainer:
         if self._ranks is not None:
             self._ranks.verify()
         elif self._memory is None and self.steps % LOOKED_AT == 0:
-            state = self._buffers.state
-            weights = self._buffers.arrays({name: state[name] for name in self.graph.parameters}, copy=False)
+            state = {name: self._buffers.state[name] for name in self.graph.parameters}
+            read = {name: value for name, value in state.items() if value.element_type() != TensorProto.BFLOAT16}
+            weights = self._buffers.arrays(read, copy=False)
             check_finite(weights, self._accepted, step=self.steps, kept=self.kept, instead="")
         self._keep(losses)
         return self.losses.last

@@ -41,8 +41,8 @@ class Histograms(Callback):
     batch: of which the gradients are, as `step` takes one; without it weights alone are counted. bins: of each. to: a
     tracker that gets them too, as `TensorBoard`. `found` has them by names, "weights/w1" and "gradients/w1".
 
-    Gradients are those of the loss at the weights behind the step, before clipping and the optimizer. On one rank, on
-    the CPU.
+    Gradients are those of the loss at the weights behind the step, before clipping and the optimizer. On one rank; of a
+    training on a device they are computed on the CPU.
     """
 
     def __init__(
@@ -63,10 +63,8 @@ class Histograms(Callback):
 
     def start(self, run: Run) -> bool | None:
         if self._batch is not None:
-            if run.trainer.communicator.size > 1 or run.trainer.placement is not None:
-                raise InvalidArgumentError(
-                    "Histograms: batch: gradients are counted on one rank and the CPU alone. Leave it out"
-                )
+            if run.trainer.communicator.size > 1:
+                raise InvalidArgumentError("Histograms: batch: gradients are counted on one rank alone. Leave it out")
             run.trainer.inputs.checked(run.trainer.named(self._batch))
         return None
 
@@ -86,11 +84,13 @@ class Histograms(Callback):
         if self._gradients is None:
             parts = split(trainer.graph, trainer.graph.model)
             model = lower(parts.gradients, trainer.kernels, [trainer.graph.loss]).model
-            self._gradients = session(model, kernels=None, session_options=trainer.session_options), parts.of
+            options = trainer.session_options if trainer._memory is None else None
+            self._gradients = session(model, kernels=None, session_options=options), parts.of
         running, outputs = self._gradients
         fed = trainer.inputs.ort_values(trainer.named(self._batch))
         accepted = [value.name for value in running.get_inputs()]
-        fed |= {name: value for name, value in trainer._buffers.state.items() if name in accepted}
+        state = trainer._buffers.state
+        fed |= {name: trainer._buffers.on_host(value) for name, value in state.items() if name in accepted}
         found = running.run_with_ort_values(list(outputs.values()), fed)
         return {name: np.array(value.numpy()) for name, value in zip(outputs, found, strict=True)}
 

@@ -39,8 +39,17 @@ def test_metrics_are_those_of_one_rank(rng: np.random.Generator) -> None:
 def test_functions_of_all_arrays_are_refused() -> None:
     feeds = {"x": np.ones((2, 3), np.float32), "target": np.ones((2, 3), np.float32)}
 
-    def work(rank: Threads) -> None:
-        trainer("N, 3", "mse", communicator=rank).evaluate([feeds, feeds], metrics={"own": lambda t, y: (t - y).max()})
+    asked: Any = {"own": lambda t, y: (t - y).max()}
+    steps: list[int] = []
 
-    with pytest.raises(ob.UnsupportedError, match="'own' is a function of all arrays together"):
-        on_ranks(2, work)
+    def evaluates(rank: Threads) -> None:
+        trainer("N, 3", "mse", communicator=rank).evaluate([feeds, feeds], metrics=asked)
+
+    def trains(rank: Threads) -> None:
+        it = trainer("N, 3", "mse", communicator=rank)
+        it.fit([feeds], 1, evaluation=[feeds], metrics=asked, callbacks=[lambda _, record: steps.append(record.step)])
+
+    for work in (evaluates, trains):
+        with pytest.raises(ob.UnsupportedError, match="'own' is a function of all arrays together, of which each of 2"):
+            on_ranks(2, work)
+    assert not steps, "refused before the first"

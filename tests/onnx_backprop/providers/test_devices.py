@@ -170,6 +170,39 @@ def test_other_doors(device: str, rng: np.random.Generator) -> None:
     assert ob.check_gradients(model, device=device, progress=iter).ok
 
 
+def test_metrics_and_callbacks_on_a_device(device: str, tmp_path: Path) -> None:
+    """What is measured there, and what acts on it, is what the CPU's training measures and does."""
+    asked = {name: name for name in ("accuracy", "f1", "top2", "confusion_matrix", "auroc", "perplexity")}
+    asked |= {"own": ob.metrics.Function(function=lambda true, chosen: (true == chosen).mean(), form="classes")}  # type: ignore[dict-item]
+
+    def trained(where: str | None) -> tuple[Any, ...]:
+        it = ob.Trainer(training(), learning_rate=0.02, device=where)
+        calls = [
+            ob.callbacks.KeepBest(tmp_path / f"{where}.safetensors", "accuracy"),
+            ob.callbacks.EarlyStopping("evaluation", patience=2),
+            ob.callbacks.ReduceLROnPlateau("evaluation", patience=1),
+            histograms := ob.callbacks.Histograms(batches(10)[0], every=6),
+        ]
+        records = it.fit(batches(20, 20), 4, evaluation=batches(20, 20), metrics=asked, callbacks=calls)
+        found = {name: course.quantiles for name, course in histograms.found.items()}
+        averaged = ob.Trainer(training(), learning_rate=0.02, device=where)
+        averaged.fit(batches(20), 4, callbacks=[ob.callbacks.StochasticWeightAveraging(start=0.5)])
+        return records, found, it.parameters(), averaged.parameters()
+
+    (ours, counted, weights, mean), (there, counted_there, weights_there, mean_there) = trained(None), trained(device)
+    assert [r.learning_rate for r in there] == [r.learning_rate for r in ours]
+    for one, other in zip(ours, there, strict=True):
+        assert one.metrics.keys() == other.metrics.keys()
+        for name, value in one.metrics.items():
+            np.testing.assert_allclose(other.metrics[name], value, rtol=1e-4, err_msg=name)
+    assert counted_there.keys() == counted.keys() >= {"weights/w1", "gradients/w1"}
+    for name, quantiles in counted.items():
+        np.testing.assert_allclose(counted_there[name], quantiles, rtol=1e-2, atol=1e-5, err_msg=name)
+    for name, value in weights.items():
+        np.testing.assert_allclose(weights_there[name], value, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(mean_there[name], mean[name], rtol=1e-3, atol=1e-5)
+
+
 def test_on_webgpu(webgpu: str, caplog: pytest.LogCaptureFixture) -> None:
     """Losses of the CPU; state copied there once and back for a checkpoint; what runs elsewhere is said once."""
     found = beside(tiny(), webgpu, 6, read_every=3)
