@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnx_backprop.command.options import loss_of, say
+from onnx_backprop.command.options import loss_of, say, shared
 from onnx_backprop.command.parser import argument, flag
 from onnx_backprop.converters.tables import sparkline
 from onnx_backprop.converters.training.losses import LOSSES, Loss
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 BALANCED = "balanced"
 SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
 _OF_LOSSES = ("weight", "ignore_index", "label_smoothing")  # of some losses, and what an option is called by them
+OF_OPTIMIZERS = [
+    argument("--momentum", type=float, metavar="NUMBER", help="of sgd and rmsprop"),
+    *shared("--weight-decay"),
+    argument("--clip-norm", type=float, metavar="NUMBER", help="limit of the norm of all gradients"),
+    argument("--accumulate", default=1, least=1, metavar="STEPS", help="steps of one update (%(default)s)"),
+    argument(
+        "--ema", type=float, metavar="DECAY", help="keep running means of the weights, which train measures and writes"
+    ),
+]
 OF_LOSSES = [
     argument(
         "--class-weights",

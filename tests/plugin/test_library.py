@@ -305,11 +305,16 @@ def test_gradients_alone_are_no_training(tmp_path: Path) -> None:
         ob.compile_plugin(ob.training_graph(_model(), loss="mse"), tmp_path)
 
 
-def test_the_command_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_of_the_page_compile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from onnx_backprop.command.main import main
 
     path, folder = tmp_path / "training.onnx", tmp_path / "compiled"
-    small().save(path)
+    onnx.save(_model(), tmp_path / "model.onnx")
+    model = str(tmp_path / "model.onnx")
+    assert main(["compile", model, "-o", str(folder)]) == 2
+    assert "Make one with `convert MODEL -o TRAINING --loss … --optimizer …`" in capsys.readouterr().err
+    assert main(["convert", model, "-o", str(path), "--loss", "mse", "--optimizer", "adamw"]) == 0
+    assert onnx.load(path) == small().model
     assert main(["compile", str(path), "-o", str(folder), "--lengths", "N=2,H=6,W=7"]) == 0
     assert "KB" in capsys.readouterr().out
     assert {file.name for file in folder.iterdir()} >= {

@@ -12,6 +12,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from onnx_backprop.command.options import NO_LOSS, ROWS, free_of, numbers_of, say, shared, training_options
 from onnx_backprop.command.parser import Command, argument, flag
+from onnx_backprop.command.training import OF_OPTIMIZERS, optimizer_of
 from onnx_backprop.converters.derivatives.dense import hessian, jacobian
 from onnx_backprop.converters.derivatives.products import hvp, jvp, scalar_gradient, vjp
 from onnx_backprop.converters.prepare.writing.files import save_model
@@ -58,6 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
                 inline=arguments.inline,
                 lengths=numbers_of(arguments, "lengths", "NAME=N with N of 1 or more, as batch=8", least=1),
                 wrt_inputs=arguments.wrt or (),
+                optimizer=None if arguments.optimizer is None else optimizer_of(arguments),
+                training_mode=arguments.training_mode,
+                frozen_statistics=arguments.frozen_statistics,
                 **training_options(arguments),
             )
             result = graph.model
@@ -110,6 +114,7 @@ def _required(model: ModelProto) -> list[str]:
 
 def _check_options(arguments: argparse.Namespace) -> None:
     with_loss = ("prediction", "trainable", "frozen", "tie", "untie", "precision", "memory", "lengths")
+    with_loss = (*with_loss, "optimizer", "training_mode")
     without_loss = ("of", "mode", "batched")
     if arguments.loss is None:
         stray = [name for name in with_loss if getattr(arguments, name)]
@@ -117,8 +122,13 @@ def _check_options(arguments: argparse.Namespace) -> None:
     else:
         stray = [name for name in without_loss if getattr(arguments, name)]
         hint = "do not go with --loss; use --trainable, --frozen and --prediction"
+    defaults = {each.dest: each.settings.get("default") for each in OF_OPTIMIZERS}
+    if not stray and arguments.optimizer is None:
+        stray = [name for name, default in defaults.items() if getattr(arguments, name) != default]
+        hint = "go with --optimizer"
     if stray:
-        raise InvalidArgumentError(f"{', '.join(f'--{name}' for name in stray)}: {hint}")
+        options = ", ".join("--" + name.replace("_", "-") for name in stray)
+        raise InvalidArgumentError(f"{options}: {hint}")
     if arguments.verbose and arguments.quiet:
         raise InvalidArgumentError("--verbose and --quiet exclude each other")
 
@@ -145,6 +155,7 @@ def _training_lines(graph: TrainingGraph) -> list[tuple[str, list[str]]]:
         ("inputs", list(graph.inputs)),
         ("loss", [graph.loss]),
         ("gradients", [*graph.input_gradients.values(), *graph.parameters.values()]),
+        *([("state", list(graph.updates))] if graph.updates else []),
     ]
 
 
@@ -164,8 +175,9 @@ COMMAND = Command(
     help="write a model that computes gradients as well",
     usage="%(prog)s IN -o OUT [options]",
     description="Without --loss the result computes d OF / d WRT, or what --mode names; with it, a loss and the "
-    "gradients of the parameters. Without any of them, a model that has Gradient, Adam, Adagrad or Momentum nodes "
-    "of ai.onnx.preview.training becomes one that onnxruntime runs. Lists of names end at the next option.",
+    "gradients of the parameters, or with --optimizer a whole step, for `compile` and `Trainer`. Without any of them, "
+    "a model that has Gradient, Adam, Adagrad or Momentum nodes of ai.onnx.preview.training becomes one that "
+    "onnxruntime runs. Lists of names end at the next option.",
     run=run,
     arguments=[
         *shared("model", metavar="IN", help="the ONNX model to read"),
@@ -183,6 +195,9 @@ COMMAND = Command(
         flag("--batched", help="several seeds in one run (vjp, jvp, hvp)"),
         *shared("--of", "--stop", "--free", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie"),
         *shared("--straight-through", "--strict", "--checkpoint", "--kernels", "--precision", "--memory"),
+        *shared("--training-mode", "--no-frozen-statistics"),
+        *shared("--optimizer", default=None, help="that updates the weights (default: gradients are outputs)"),
+        *OF_OPTIMIZERS,
         *shared("--limit", "--force", "--quiet"),
         argument(
             "--lengths",

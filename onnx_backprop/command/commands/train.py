@@ -21,6 +21,7 @@ from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.supervise import supervise
 from onnx_backprop.command.training import (
     OF_LOSSES,
+    OF_OPTIMIZERS,
     SCHEDULES,
     WATCHED,
     best_of,
@@ -367,11 +368,7 @@ COMMAND = Command(
             *shared("--batch-size", "--optimizer", "--learning-rate"),
             argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)"),
             argument("--warmup", default=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
-            argument("--momentum", type=float, metavar="NUMBER", help="of sgd and rmsprop"),
-            *shared("--weight-decay"),
-            argument("--clip-norm", type=float, metavar="NUMBER", help="limit of the norm of all gradients"),
-            argument("--accumulate", default=1, metavar="STEPS", help="steps of one update (%(default)s)"),
-            argument("--ema", type=float, metavar="DECAY", help="measure and write running means of the weights"),
+            *OF_OPTIMIZERS,
             *shared("--seed", metavar="N", help="of the order of the rows and of Dropout (%(default)s)"),
         ],
         "device": shared("--device", "--read-every"),

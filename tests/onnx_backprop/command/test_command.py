@@ -50,6 +50,18 @@ def test_convert_in_a_process(folder: Path) -> None:
     assert files(folder) == {"small.onnx", "out.onnx"}
 
 
+def test_a_whole_step(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--optimizer", "sgd", "--momentum", "0.5", "--clip-norm", "1", "--accumulate", "2"]
+    assert command.main(["convert", "small.onnx", "-o", "out.onnx", "--loss", "mse", *options]) == 0
+    assert "\nstate: " in capsys.readouterr().out
+    optimizer = ob.optimizers.SGD(momentum=0.5, clip_norm=1.0, accumulate=2)
+    expected = ob.training_graph("small.onnx", loss="mse", optimizer=optimizer)
+    assert onnx.load("out.onnx") == expected.model
+    x, target = np.ones((2, 1, 4, 4), np.float32), np.zeros((2, 2, 4, 4), np.float32)
+    losses = [ob.Trainer(graph).step(x, target) for graph in ("out.onnx", expected)]
+    assert losses[0] == losses[1]
+
+
 def test_the_training_graph_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["convert", "small.onnx", "-o", "out.onnx", "--loss", "mse"]) == 0
     assert capsys.readouterr().err == ""
