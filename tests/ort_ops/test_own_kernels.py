@@ -87,8 +87,8 @@ def test_without_a_body_the_route_of_standard_operators_leaves_it_alone() -> Non
 
 
 def test_kinds_that_there_are_not_are_refused() -> None:
-    attribute: Any = Attribute("slope", 1.0, "")  # pyright: ignore[reportArgumentType]
-    source: Any = Input("x", "float", "")  # pyright: ignore[reportArgumentType]
+    attribute: Any = Attribute("slope", 1.0, "")
+    source: Any = Input("x", "float", "")
     for wrong, words in (
         ({"attributes": (attribute,)}, "Attribute 'slope': kind: expected one of int, float, .* got 1.0"),
         ({"inputs": (source,)}, "Input 'x': type_name: expected one of T1, .* got 'float'"),

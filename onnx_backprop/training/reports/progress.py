@@ -75,7 +75,7 @@ class Progress:
         self._sum, self._count, self._began = 0.0, 0, now
         found = "".join(f", {name} {value:.4g}" for name, value in measured_of(record).items())
         rate = f"learning rate {record.learning_rate:.3g}"
-        self._say(f"{self._doing}: loss {loss:.4g}{found}, {rate}, {seconds:.1f} s", now)
+        self._say(f"{self._doing}: loss {loss:.4g}{found}, {rate}, {_short(seconds)} s", now)
         if self._table is not None:
             self._table.add(record, loss, seconds)
 
@@ -93,6 +93,10 @@ def measured_of(record: Record) -> dict[str, float]:
     return ({} if record.evaluation is None else {"evaluation": record.evaluation}) | metrics
 
 
+def _short(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
+
+
 class _Table:
     """A table with a row for each epoch in the output of a notebook's cell, which grows in its place."""
 
@@ -105,13 +109,7 @@ class _Table:
         shows: Any = import_module("IPython.display")  # which is there where a notebook runs
         cells = {"epoch": str(record.epoch + 1), "loss": f"{loss:.4g}"}
         cells |= {name: f"{value:.4g}" for name, value in measured_of(record).items()}
-        self._rows.append(
-            cells
-            | {
-                "learning rate": f"{record.learning_rate:.3g}",
-                "seconds": f"{seconds:.2g}" if seconds < 10 else f"{seconds:.0f}",
-            }
-        )
+        self._rows.append(cells | {"learning rate": f"{record.learning_rate:.3g}", "seconds": _short(seconds)})
         names = list(dict.fromkeys(name for row in self._rows for name in row))
         if len({row["learning rate"] for row in self._rows}) == 1:  # as the bar, which leaves it out too
             names.remove("learning rate")

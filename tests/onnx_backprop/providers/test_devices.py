@@ -173,7 +173,7 @@ def test_other_doors(device: str, rng: np.random.Generator) -> None:
 def test_metrics_and_callbacks_on_a_device(device: str, tmp_path: Path) -> None:
     """What is measured there, and what acts on it, is what the CPU's training measures and does."""
     asked = {name: name for name in ("accuracy", "f1", "top2", "confusion_matrix", "auroc", "perplexity")}
-    asked |= {"own": ob.metrics.Function(function=lambda true, chosen: (true == chosen).mean(), form="classes")}  # type: ignore[dict-item]
+    asked |= {"own": ob.metrics.Function(function=lambda true, chosen: (true == chosen).mean(), form="classes")}
 
     def trained(where: str | None) -> tuple[Any, ...]:
         it = ob.Trainer(training(), learning_rate=0.02, device=where)

@@ -14,6 +14,8 @@ from onnx import parser
 import onnx_backprop as ob
 from tests.support.training_models import data, training
 
+UNTYPED: Any = ob  # whose words no type checker knows
+
 
 @cache
 def graph() -> ob.TrainingGraph:
@@ -67,18 +69,18 @@ KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an adapter": (lambda _: ob.save_adapter(3, "a.safetensors"), "values: expected at least one tensor by its name"),
     "an adapter's path": (lambda _: ob.save_adapter({}, 3), "path: expected the name of a file, got 3"),
     "an adapted model": (lambda m: ob.merge_adapter(m, {}), "adapted: expected what lora has made, got ModelProto"),
-    "x and y": (lambda _: ob.Trainer(graph(), kernels="onnx").fit(*rows(), epochs=2), "fit: .*epochs.*ob.Batches"),
+    "x and y": (lambda _: UNTYPED.Trainer(graph(), kernels="onnx").fit(*rows(), epochs=2), "fit: .*epochs.*ob.Batches"),
     "x, y": (
-        lambda _: ob.Trainer(graph(), kernels="onnx").fit(*rows()),
+        lambda _: UNTYPED.Trainer(graph(), kernels="onnx").fit(*rows()),
         "epochs: expected a whole number, got an array. It takes batches.*ob.Batches",
     ),
     "another word": (
-        lambda _: ob.Trainer(graph(), kernels="onnx").fit([rows()], 2, validation_data=[rows()]),
+        lambda _: UNTYPED.Trainer(graph(), kernels="onnx").fit([rows()], 2, validation_data=[rows()]),
         "fit: .*'validation_data'. Did you mean 'evaluation'",
     ),
-    "lr": (lambda _: ob.Trainer(graph(), lr=0.1), "Trainer: .*'lr'. Did you mean 'learning_rate'"),
-    "no word": (lambda m: ob.training_graph(m, verbose=1), "training_graph: .*'verbose'. There are model, loss, "),
-    "batch_size": (lambda _: ob.Batches({"x": np.zeros(3)}, batch_size=2), "Batches: .* Did you mean 'size'"),
+    "lr": (lambda _: UNTYPED.Trainer(graph(), lr=0.1), "Trainer: .*'lr'. Did you mean 'learning_rate'"),
+    "no word": (lambda m: UNTYPED.training_graph(m, verbose=1), "training_graph: .*'verbose'. There are model, loss, "),
+    "batch_size": (lambda _: UNTYPED.Batches({"x": np.zeros(3)}, batch_size=2), "Batches: .* Did you mean 'size'"),
     "rows": (lambda _: ob.Batches({"x": np.zeros(3)}, "2"), r"size: expected a whole number of 1 … 3, got '2'"),
 }
 

@@ -68,7 +68,7 @@ def test_a_line_an_epoch_and_one_a_minute(caplog: pytest.LogCaptureFixture, monk
             record = Record(n, n // 9, 2.0, 0.1, 25.0, 1.5 if metrics else None, None, metrics)
             told.show(record, ends_epoch=n % 9 == 8)
     inside = [f"epoch {e}/2, step {n} of 18: loss 2" for e, n in ((1, 3), (1, 6), (2, 12), (2, 15))]
-    ends = [f"epoch {n}/2: loss 2, evaluation 1.5, accuracy 0.5, learning rate 0.1, 225.0 s" for n in (1, 2)]
+    ends = [f"epoch {n}/2: loss 2, evaluation 1.5, accuracy 0.5, learning rate 0.1, 225 s" for n in (1, 2)]
     # behind the third step of an epoch 75 s are over
     assert [r.message for r in caplog.records] == [*inside[:2], ends[0], *inside[2:], ends[1]]
     assert {r.name for r in caplog.records} == {"onnx_backprop"}

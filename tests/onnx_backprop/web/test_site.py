@@ -93,7 +93,8 @@ def test_a_folder_of_images(tmp_path: Path, rng: np.random.Generator) -> None:
         np.testing.assert_allclose(
             rows.reshape(8, 3, 4, 5), expected.reshape(8, 4, 5, 3).transpose(0, 3, 1, 2), rtol=1e-5, atol=1e-6
         )
-        ends = [(x / 255 - means) / deviations if scale == "imagenet" else x / 255 for x in (0, 255)]
+        bytes_ = np.array([[0.0], [255.0]])
+        ends = (bytes_ / 255 - means) / deviations if scale == "imagenet" else bytes_[:, 0] / 255
         np.testing.assert_allclose(about["own"]["range"], ends, rtol=1e-12)
 
 
