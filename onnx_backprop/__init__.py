@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.check.explain import GradientExplanation, explain_gradients
     from onnx_backprop.converters.check.report import GradientReport
     from onnx_backprop.converters.derivatives.dense import hessian, jacobian
+    from onnx_backprop.converters.derivatives.family import family
     from onnx_backprop.converters.derivatives.products import hvp, jvp, vjp
     from onnx_backprop.converters.finetune.head import replace_head
     from onnx_backprop.converters.finetune.lora import LoraModel, lora
@@ -110,6 +111,7 @@ __all__ = [
     "devices",
     "expand_gradients",
     "explain_gradients",
+    "family",
     "from_training_info",
     "hessian",
     "hvp",
@@ -155,6 +157,7 @@ _WHERE = {
     "converters.check.explain": "GradientExplanation explain_gradients",
     "converters.check.report": "GradientReport",
     "converters.derivatives.dense": "hessian jacobian",
+    "converters.derivatives.family": "family",
     "converters.derivatives.products": "hvp jvp vjp",
     "converters.finetune.head": "replace_head",
     "converters.finetune.lora": "LoraModel lora",
