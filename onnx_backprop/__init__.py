@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.training.standard.gradient_operator import expand_gradients
     from onnx_backprop.converters.training.standard.training_info import from_training_info, to_training_info
     from onnx_backprop.converters.training.training_graph import training_graph
+    from onnx_backprop.fmi import fmu
     from onnx_backprop.functions import value_and_grad
     from onnx_backprop.ort_ops import register_ops
     from onnx_backprop.ort_ops.own_kernels import register_kernel
@@ -112,6 +113,7 @@ __all__ = [
     "expand_gradients",
     "explain_gradients",
     "family",
+    "fmu",
     "from_training_info",
     "hessian",
     "hvp",
@@ -175,6 +177,7 @@ _WHERE = {
     "converters.prepare.ir_models": "use_kernels",
     "converters.prepare.writing.files": "save_model",
     "checking": "check_gradients",
+    "fmi": "fmu",
     "functions": "value_and_grad",
     "ort_ops": "register_ops",
     "ort_ops.own_kernels": "register_kernel",
