@@ -12,6 +12,7 @@ from onnx import ModelProto
 from onnx_backprop.converters.derivatives.batched import batch
 from onnx_backprop.converters.derivatives.products import tangents
 from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work, drop_dead
+from onnx_backprop.converters.derivatives.written_out import written_out
 from onnx_backprop.converters.prepare.writing.unsaid import without_inferred
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type, is_float, known_lengths
@@ -43,6 +44,7 @@ def family(
     Args:
         model, options: see `backward`; `inline` is True.
         path: of f, which is written then, with its weights, and the others beside it. Default: the model's own file.
+            Conv and LSTM of float64 become other operators in it, since onnxruntime has no kernels for them.
         layout: "casadi". Seeds and results of an r × c matrix are r × (n c), n matrices side by side, for any n; a
             vector is a column, and what has more than two axes the vector of its elements in ONNX's order.
         wrt: inputs with a derivative. Default: all of a float type. CasADi takes the others for constants.
@@ -57,10 +59,18 @@ def family(
     target = _target(model, path)
     source = load(model)
     options = {"inline": True, **options}
-    models = [_Member(Work(source, wrt, None, **options), kind, wrt).model() for kind in KINDS]
+    steps = written_out(source, steps=True)
+    models = [_Member(Work(steps, wrt, None, **options), kind, wrt).model() for kind in KINDS]
     paths = members(target)
+    function = written_out(source, steps=False)
     if path is not None:
-        models, paths = [source, *models], [target, *paths]
+        models, paths = [function, *models], [target, *paths]
+    elif function is not source:
+        raise InvalidArgumentError(
+            f"onnxruntime has no kernels of Conv and LSTM in float64, and {target} has such nodes. Name a file for f, "
+            "in which they are other operators",
+            "path",
+        )
     files = {path: serialized(whole(model)) for path, model in zip(paths, models, strict=True)}
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(*files) as opened:

@@ -1,7 +1,4 @@
-"""Surrogates as people put into CasADi, in ONNX and, for the truth, in CasADi's own operators, whose derivatives are exact.
-
-onnxruntime has no kernels of Conv and LSTM in float64: there they are written in the operators that it has.
-"""
+"""Surrogates as people put into CasADi, in ONNX and, for the truth, in CasADi's own operators, whose derivatives are exact."""
 
 from __future__ import annotations
 
@@ -21,8 +18,6 @@ TEXTS = {
     " y = Squeeze (c, zero) }",
     "gp": GP + " p = Mul (k, alpha) y = ReduceSum <keepdims = 0> (p) }",
     "conv": "{ a = Conv (x, k1) b = Tanh (a) c = Flatten (b) d = MatMul (c, w2) y = Squeeze (d, zero) }",
-    "conv64": "{ f = Reshape (x, flat) p = Gather (f, patches) a = MatMul (k1, p) b = Tanh (a) c = Reshape (b, minus)"
-    " y = MatMul (c, w2) }",
     "lstm": "{ s = Unsqueeze (x, one) all, last = LSTM <hidden_size = 8> (s, w, r, b) h = Squeeze (last, zero)"
     " o = MatMul (h, w2) y = Squeeze (o, zero) }",
 }
@@ -42,23 +37,16 @@ def weights(kind: str, seed: int = 0) -> dict[str, np.ndarray]:
 
 def build(kind: str, dtype: type[np.floating]) -> ModelProto:
     """x -> y, a vector or a number."""
-    double, numbers = dtype is np.float64, {name: value.astype(dtype) for name, value in weights(kind).items()}
-    text = TEXTS.get(f"{kind}64" if double else kind, TEXTS.get(kind))
-    whole = {"zero": [0], "one": [1], "minus": [-1], "flat": [-1]}
+    numbers = {name: value.astype(dtype) for name, value in weights(kind).items()}
     if kind == "gp":
         numbers["scale"] = np.array(-0.5, dtype)
-    if kind == "conv" and double:
-        numbers["k1"] = numbers["k1"].reshape(4, -1)
-        whole["patches"] = _patches()
-    if kind == "lstm" and double:
-        text = _steps(numbers)
-    word = "double" if double else "float"
-    shape = ",".join(map(str, SHAPES[kind]))
+    word, shape = "double" if dtype is np.float64 else "float", ",".join(map(str, SHAPES[kind]))
     model = parser.parse_model(
-        f'<ir_version: 9, opset_import: ["": 18]> {kind} ({word}[{shape}] x) => ({word}{SIZES[kind]} y) {text}'
+        f'<ir_version: 9, opset_import: ["": 18]> {kind} ({word}[{shape}] x) => ({word}{SIZES[kind]} y) {TEXTS[kind]}'
     )
     read = {name for node in model.graph.node for name in node.input}
-    for name, value in {**numbers, **{n: np.array(v, np.int64) for n, v in whole.items()}}.items():
+    axes = {"zero": np.array([0]), "one": np.array([1])}
+    for name, value in {**numbers, **axes}.items():
         if name in read:
             model.graph.initializer.append(numpy_helper.from_array(value, name))
     return model
@@ -68,22 +56,6 @@ def _patches() -> np.ndarray:
     """(18, 16) indices of what each tap of each channel sees at each place."""
     taps = product(range(2), range(KERNEL), range(KERNEL))
     return np.array([[36 * c + 6 * (i + m) + j + n for i in range(4) for j in range(4)] for c, m, n in taps])
-
-
-def _steps(numbers: dict[str, np.ndarray]) -> str:
-    """An LSTM step by step."""
-    w, r, b = numbers.pop("w")[0], numbers.pop("r")[0], numbers.pop("b")[0]
-    numbers |= {"wx": w.T.copy(), "wh": r.T.copy(), "bias": b[: 4 * HIDDEN] + b[4 * HIDDEN :]}
-    numbers |= {"h0": np.zeros(HIDDEN, w.dtype), "c0": np.zeros(HIDDEN, w.dtype)}
-    steps = (
-        f"n{n} = Constant <value_int = {n}> () g{n} = Gather <axis = 0> (u, n{n}) q{n} = MatMul (h{n}, wh)"
-        f" a{n} = Add (g{n}, q{n}) i{n}, o{n}, f{n}, k{n} = Split <num_outputs = 4> (a{n})"
-        f" si{n} = Sigmoid (i{n}) so{n} = Sigmoid (o{n}) sf{n} = Sigmoid (f{n}) t{n} = Tanh (k{n})"
-        f" p{n} = Mul (sf{n}, c{n}) e{n} = Mul (si{n}, t{n}) c{n + 1} = Add (p{n}, e{n})"
-        f" z{n} = Tanh (c{n + 1}) h{n + 1} = Mul (so{n}, z{n})"
-        for n in range(STEPS)
-    )
-    return f"{{ v = MatMul (x, wx) u = Add (v, bias) {' '.join(steps)} y = MatMul (h{STEPS}, w2) }}"
 
 
 def symbolic(kind: str, x: Any, casadi: Any) -> Any:
