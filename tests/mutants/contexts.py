@@ -239,11 +239,19 @@ class Contexts:
         return {n for n, file in files.items() if file.name in near or file.parent == folder}
 
     def order(self, mutation: Mutation) -> list[str]:
-        """Tests in the order in which they run: one case of each test function after the other, the fastest first."""
+        """Tests in the order in which they run: one case of each test function after the other, the fastest first.
+
+        All cases of a file that bears the module's name come first.
+        """
         groups: dict[str, list[str]] = defaultdict(list)
+        named = f"/test_{Path(mutation.path).stem}"
         home = f"tests/{Path(mutation.path).parent.as_posix()}/"
         cost = {n: self.seconds[n] * (1 if n.startswith(home) else 3) for n in self.reaching(mutation)}
         for nodeid in sorted(cost, key=lambda n: (cost[n], n)):
             groups[function_of(nodeid)].append(nodeid)
-        rounds = [(n, cost[nodeid], nodeid) for group in groups.values() for n, nodeid in enumerate(group)]
+        rounds = [
+            (n * (named not in nodeid.partition("::")[0]), cost[nodeid], nodeid)
+            for group in groups.values()
+            for n, nodeid in enumerate(group)
+        ]
         return [nodeid for _, _, nodeid in sorted(rounds)]
