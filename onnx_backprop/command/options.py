@@ -26,7 +26,6 @@ from onnx_backprop.opset.core.limits import Limits, limits
 from onnx_backprop.opset.core.progress import watched
 from onnx_backprop.training.data import stored
 
-PROGRAM = "onnx-backprop"
 NO_LOSS = "none"
 _NO_LOSS: dict[str, Any] = {NO_LOSS: None}
 _LOSSES = ChainMap[str, Any](_NO_LOSS, LOSSES)  # which grows

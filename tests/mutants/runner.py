@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from .contexts import Contexts, Recorder, function_of, turn
+from .contexts import Contexts, Recorder, function_of, named_after, turn
 from .mutations import Mutation
 
 # What a process of tests imports beside the project.
@@ -108,13 +108,13 @@ def forked(tree: Path, log: Path, seconds: float, work: Callable[[], int], kerne
 class Chosen:
     """A plugin of pytest: what fails, in a log.
 
-    First come cases that are called after what a table has lost, then chosen tests in their order, then other cases of
-    the same functions.
+    First come cases that are called after what a table has lost, and all of a file that bears the module's name, then
+    chosen tests in their order, then other cases of the same functions.
     """
 
-    def __init__(self, order: list[str], log: Path, name: str, *, others: bool) -> None:
+    def __init__(self, order: list[str], log: Path, mutation: Mutation, *, others: bool) -> None:
         self._order, self._log, self._others = {n: i for i, n in enumerate(order)}, log, others
-        self._name = name
+        self._name, self._file = mutation.left_out, named_after(mutation)
         self._functions = {function_of(n) for n in order}
 
     @pytest.hookimpl(trylast=True)
@@ -123,7 +123,8 @@ class Chosen:
         for item in items:
             if function_of(item.nodeid) in self._functions:
                 named = self._name and self._name in re.split(r"\W+", item.nodeid.partition("[")[2])
-                rank = -1 if named else self._order.get(item.nodeid, len(self._order))
+                near = self._others and self._file in item.nodeid.partition("::")[0]
+                rank = -1 if named or near else self._order.get(item.nodeid, len(self._order))
                 if rank < len(self._order) or self._others:
                     ranks.append((rank, turn(item.nodeid), item))
         items[:] = [item for _, _, item in sorted(ranks, key=lambda entry: entry[:2])]
@@ -221,7 +222,7 @@ class Job:
         if order:
             files = list(dict.fromkeys(nodeid.partition("::")[0] for nodeid in order))
             log = self._tree.with_suffix(".log")
-            plugin = Chosen(order, log, self.mutation.left_out, others=others)
+            plugin = Chosen(order, log, self.mutation, others=others)
             work: Callable[[], int] = lambda: _pytest(files, plugin, "-x")  # noqa: E731
             self._process = forked(self._tree, log, self._limit, work, self._kernels)
 

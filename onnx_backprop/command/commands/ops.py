@@ -1,4 +1,4 @@
-"""`onnx-backprop ops`: the operators of the domain, and those of ONNX that have a gradient."""
+"""`onnx-backprop ops`: list the operators of the domain and the differentiable ONNX operators."""
 
 import argparse
 from collections.abc import Sequence
@@ -36,9 +36,4 @@ def _markdown(header: tuple[str, str], rows: Sequence[tuple[str, str]]) -> None:
         print(f"| `{name}` | {text} |")
 
 
-COMMAND = Command(
-    "ops",
-    help="list the operators of the domain and the differentiable ONNX operators",
-    run=run,
-    arguments=[flag("--markdown", help="as Markdown tables")],
-)
+COMMAND = Command(run=run, arguments=[flag("--markdown", help="as Markdown tables")])

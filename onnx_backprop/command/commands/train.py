@@ -1,4 +1,4 @@
-"""The command `onnx-backprop train`: a model and data in, the trained model out."""
+"""`onnx-backprop train`: train a model on arrays in files."""
 
 import argparse
 import shlex
@@ -320,8 +320,6 @@ def write_report_of(
 
 
 COMMAND = Command(
-    "train",
-    help="train a model on arrays in files",
     usage="%(prog)s MODEL -o OUT --data DATA --loss LOSS [options]",
     description="DATA is an .npz file that holds an array for every input of the model and for the target: "
     "`target`, or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, "

@@ -1,4 +1,4 @@
-"""`onnx-backprop web`: a page that trains a model in the browser."""
+"""`onnx-backprop web`: write a page that trains a model in the browser."""
 
 import argparse
 from collections.abc import Mapping
@@ -104,8 +104,6 @@ def _check(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 COMMAND = Command(
-    "web",
-    help="write a page that trains a model in the browser",
     description="DATA.npz holds an array for every input of the model and for the target, as for train. SITE is a "
     "folder for any static server; with `onnx-backprop serve SITE` the page may use threads.",
     run=run,
