@@ -54,8 +54,7 @@ def parser_of(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> 
 
 def _answer_without_imports() -> None:
     """End the process where nothing but the help of the command, or its version, is asked for."""
-    spec = find_spec("onnx_backprop")
-    if sys.argv[1:2] not in (["-h"], ["--help"], ["--version"]) or spec is None:
+    if sys.argv[1:2] not in (["-h"], ["--help"], ["--version"]) or (spec := find_spec("onnx_backprop")) is None:
         return
     parser, commands = parser_of()
     folders = [os.path.join(folder, "command", "commands") for folder in spec.submodule_search_locations or ()]

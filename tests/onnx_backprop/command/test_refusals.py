@@ -12,7 +12,6 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-import onnx_backprop as ob
 from onnx_backprop.command import main as command
 from onnx_backprop.command.commands import convert, demo
 from onnx_backprop.converters.reverse import registry
