@@ -87,7 +87,7 @@ def _show_warning(known: Sequence[Argument], message: Warning | str, category: t
 def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     """Of the command that runs, the others by name; its module alone is imported."""
     parser, parsers = parser_of(Parser)
-    name = next((word for word in argv if not word.startswith("-")), None)
+    name = next((word for word in argv if not word.startswith("-")), "")
     for each, sentence in summaries(commands.__path__).items():
         if each == name:
             command(name).add_to(parsers, name, sentence)
