@@ -27,4 +27,7 @@ REASONS: dict[tuple[str, str], str] = {
         "speed: the sums of few heads are cut into more parts than two threads need"
     ),
     ("ort_ops/weights.py:_LINE", "64 -> 32"): "speed: weights may begin in the middle of a cache line",
+    ("onnx_backprop/training/reports/plots.py:_draw", "50 -> 25"): "looks: whether points of a curve have markers",
+    ("opset/bodies/expressions.py:_NEUTRAL", "without 0, number 2"): "speed: a difference from 0 is a node",
+    ("ort_ops/convolution/gather/bands.py:_block", "ceil -> floor"): "speed: how many channels an item has",
 }
