@@ -170,10 +170,10 @@ CASES = (
     Case("U-Net, Resize", _segmentation(unet_resize.build), _masks, True, "16×16"),
     Case(
         "ResNet-18",
-        _classifier(lambda: resnet.build(features=64)),
+        _classifier(lambda: resnet.build(features=16)),
         _pictures(2, 3, 16),
         convolutional=True,
-        about="64 features, 16×16",
+        about="16 features, 16×16",
         rate=SLOW,
     ),
     Case(
