@@ -30,4 +30,8 @@ REASONS: dict[tuple[str, str], str] = {
     ("onnx_backprop/training/reports/plots.py:_draw", "50 -> 25"): "looks: whether points of a curve have markers",
     ("opset/bodies/expressions.py:_NEUTRAL", "without 0, number 2"): "speed: a difference from 0 is a node",
     ("ort_ops/convolution/gather/bands.py:_block", "ceil -> floor"): "speed: how many channels an item has",
+    ("converters/check/differences.py:_along", "`+` -> `-`"): (
+        "of a right gradient the two agree; of a wrong one the size that errors are compared with changes by less than twice"
+    ),
+    ("onnx_backprop/training/reports/report.py:write_report", "`>` -> `>=`"): "words: 12 of 12 layers are all of them",
 }
