@@ -16,7 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
     for op in supported_ops():
         name = f"{op.domain}::{op.op_type}" if op.domain else op.op_type
         versions.setdefault(name, []).append(str(op.since_version))
-    differentiable = [(name, ", ".join(found)) for name, found in versions.items()]
+    differentiable = [(name, ", ".join(since)) for name, since in versions.items()]
     show = _markdown if arguments.markdown else _plain
     print(f"Operators of the domain {DOMAIN}, version {OPSET_VERSION}\n")
     show(("operator", "source"), domain)
