@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from onnx_backprop.fmi import fmu
     from onnx_backprop.functions import value_and_grad
     from onnx_backprop.ort_ops import register_ops
-    from onnx_backprop.ort_ops.own_kernels import register_kernel
+    from onnx_backprop.ort_ops.custom_kernels import register_kernel
     from onnx_backprop.plugin import compile_plugin
     from onnx_backprop.providers.choose import devices
     from onnx_backprop.providers.placed import session
@@ -180,7 +180,7 @@ _WHERE = {
     "fmi": "fmu",
     "functions": "value_and_grad",
     "ort_ops": "register_ops",
-    "ort_ops.own_kernels": "register_kernel",
+    "ort_ops.custom_kernels": "register_kernel",
     "plugin": "compile_plugin",
     "providers.choose": "devices",
     "providers.placed": "session",

@@ -278,15 +278,15 @@ def _through_branches(
     """
     node = node_plan.node
     inner = [op.inside() for _ in node_plan.parts]
-    found: list[dict[ir.Value, ir.Value]] = []
+    branch_grads: list[dict[ir.Value, ir.Value]] = []
     for part, child in zip(node_plan.parts, inner, strict=True):
         child.prefix = op.prefix
-        found.append(dict(_through_body(part, node, dys, child, opsets)))
-    reached = sorted({value for grads in found for value in grads}, key=lambda value: str(value.name))
+        branch_grads.append(dict(_through_body(part, node, dys, child, opsets)))
+    reached = sorted({value for grads in branch_grads for value in grads}, key=lambda value: str(value.name))
     if not reached:
         return []
     branches: list[tuple[Builder, list[ir.Value]]] = []
-    for child, grads in zip(inner, found, strict=True):
+    for child, grads in zip(inner, branch_grads, strict=True):
         values = [grads[x] if x in grads else child.zeros_like(x) for x in reached]
         drop_unread(child.nodes, values)
         branches.append((child, values))

@@ -1,4 +1,4 @@
-"""`onnx-backprop convert`: a model with derivatives, by the names of the library's functions, or a training graph."""
+"""`onnx-backprop convert`: write a model that computes gradients as well."""
 
 import argparse
 import contextlib
@@ -191,8 +191,6 @@ def _print_summary(arguments: argparse.Namespace, model: ModelProto, lines: Sequ
 
 
 COMMAND = Command(
-    "convert",
-    help="write a model that computes gradients as well",
     usage="%(prog)s IN -o OUT [options]",
     description="Without --loss the result computes d OF / d WRT, or what --mode names; with it, a loss and the "
     "gradients of the parameters. Without any of them, a model that has Gradient, Adam, Adagrad or Momentum nodes "
