@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -57,16 +58,14 @@ def seconds(call: Callable[[], Any], times: int) -> float:
 
 def main() -> None:
     """A table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Derivatives in CasADi.")
     parser.add_argument("--times", type=int, default=50)
     times = parser.parse_args().times
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, [0])  # onnxruntime's threads would spin, which counts
     library = next(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.*"))
     os.environ.setdefault("CASADI_ONNXRUNTIME_LIB", str(library))
-    import casadi
-    import onnx_ad
-
+    casadi, onnx_ad = import_module("casadi"), import_module("onnx_ad")
     print(f"{'surrogate':16}{'':10}{'ours':>8}{'onnx-ad':>9}{'differences':>13}   error of ours, of differences")
     for kind in KINDS:
         for dtype in (np.float64, np.float32):

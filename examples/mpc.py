@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,7 @@ def main() -> int:
     """0 where the pendulum stands in the end."""
     library = next(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.*"))
     os.environ.setdefault("CASADI_ONNXRUNTIME_LIB", str(library))
-    import casadi
-
+    casadi = import_module("casadi")
     with tempfile.TemporaryDirectory() as folder:
         plant = Path(folder, "plant.onnx")
         train(plant)

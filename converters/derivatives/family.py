@@ -38,8 +38,9 @@ def family(
 ) -> list[Path]:
     """Write f, fwd_f: ∂f · ẋ, adj_f: ∂fᵀ · ȳ and fwd_adj_f: the tangent of ∂fᵀ · ȳ along ẋ and that of ȳ; the paths.
 
-        ob.family("plant.onnx")  # fwd_plant.onnx, adj_plant.onnx and fwd_adj_plant.onnx beside it
-        f = casadi.GraphBuilder("plant.onnx").create("f")  # has Jacobians and exact Hessians
+        ob.family("model.onnx")  # fwd_model.onnx, adj_model.onnx and fwd_adj_model.onnx beside it
+
+    `casadi.GraphBuilder("model.onnx").create("f")` has Jacobians and exact Hessians then.
 
     Args:
         model, options: see `backward`; `inline` is True.

@@ -1,6 +1,7 @@
 """Conv and LSTM in other operators: onnxruntime has no kernels for them in float64, and steps batch better."""
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 from onnx import ModelProto, TensorProto
@@ -41,18 +42,16 @@ def _conv(op: Composer) -> str:
     """y = W · patches + b, patches (N, groups, C/groups · taps, places) being gathered of x (N, C, …)."""
     x, w, b = map(op.input, range(3))
     rank = (op.known.rank(w) or 2) - 2
-    channels, *image = [op.known.length(x, axis) for axis in range(1, rank + 2)]
-    filters, depth, *kernel = [op.known.length(w, axis) for axis in range(rank + 2)]
+    lengths = [op.known.length(x, axis) for axis in range(1, rank + 2)]
+    lengths += [op.known.length(w, axis) for axis in range(rank + 2)]
     strides, dilations = (op.attribute(name, [1] * rank) for name in ("strides", "dilations"))
-    pads, group, same = (
-        op.attribute("pads", [0] * 2 * rank),
-        op.attribute("group", 1),
-        op.attribute("auto_pad", "NOTSET"),
-    )
+    pads, group = op.attribute("pads", [0] * 2 * rank), op.attribute("group", 1)
+    same = op.attribute("auto_pad", "NOTSET")
     op.attribute("kernel_shape")
-    lengths = [channels, filters, depth, *image, *kernel]
-    if op.known.element(x) != TensorProto.DOUBLE or None in lengths or same not in ("NOTSET", "VALID"):
+    known = [length for length in lengths if length]
+    if op.known.element(x) != TensorProto.DOUBLE or len(known) < len(lengths) or same not in ("NOTSET", "VALID"):
         raise op.refuse("float64, known lengths and explicit pads are handled")
+    channels, image, (filters, depth, *kernel) = known[0], known[1 : rank + 1], known[rank + 1 :]
     if any(pads):
         x = op.Pad(x, [0, 0, *pads[:rank], 0, 0, *pads[rank:]])
     image = [length + pads[n] + pads[n + rank] for n, length in enumerate(image)]
@@ -64,8 +63,8 @@ def _conv(op: Composer) -> str:
     places = np.indices(output).reshape(rank, 1, -1) * np.reshape(strides, (rank, 1, 1))
     table = np.ravel_multi_index(tuple(taps + places), image).astype(np.int64)
     patches = op.Gather(op.Reshape(x, [0, channels, -1]), table, axis=2)
-    rows = depth * taps.shape[1]
-    patches = op.Reshape(patches, [0, group, rows, table.shape[1]])
+    rows = depth * prod(kernel)
+    patches = op.Reshape(patches, [0, group, rows, prod(output)])
     y = op.MatMul(op.Reshape(w, [group, filters // group, rows]), patches)
     y = op.Reshape(y, [0, filters, *output])
     return op.Add(y, op.Reshape(b, [filters, *[1] * rank])) if b else y
@@ -76,10 +75,9 @@ def _lstm(op: Composer) -> Sequence[str]:
     x, w, r, b = map(op.input, range(4))
     starts = [op.input(5), op.input(6)]
     steps, size = op.known.length(x, 0), op.count("hidden_size")
-    order = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[
-        op.attribute("direction", "forward")
-    ]
-    if not steps or steps > LONGEST:
+    orders = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
+    order = orders.get(op.attribute("direction", "forward"))
+    if order is None or not steps or steps > LONGEST:
         raise op.refuse(f"1 to {LONGEST} steps are handled")
 
     def of(name: str, n: int) -> str:

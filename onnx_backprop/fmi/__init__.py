@@ -1,4 +1,7 @@
-"""A functional mock-up unit of FMI 3 around a model: simulators run it, and its derivatives are exact."""
+"""A functional mock-up unit of FMI 3 around a model: simulators run it, and its derivatives are exact.
+
+May import `converters` and `ort_ops`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def fmu(
 ) -> Path:
     """Write an FMU of a function y = f(u), or of an equation ẋ = f(x, u), y = g(x, u), whose derivatives are exact.
 
-        ob.fmu("pendulum.onnx", "pendulum.fmu", states={"x": "dx"})
+        ob.fmu("model.onnx", "model.fmu", lengths={"batch": 1})
 
     The variables are the inputs and outputs of the model, under their names, arrays among them, of its Float64 or
     Float32. A function is for Model Exchange and for Co-Simulation, in which outputs follow inputs at once; an equation
@@ -140,9 +143,13 @@ def _runtime(name: str) -> dict[str, bytes]:
 
 
 def _check(argument: str, names: Sequence[str], known: Mapping[str, object], what: str) -> None:
-    if isinstance(names, str) or (unknown := [name for name in names if name not in known]):
-        wrong = repr(names) if isinstance(names, str) else f"{unknown[0]!r}{near(str(unknown[0]), list(known))}"
-        raise InvalidArgumentError(f"expected names of {what}s ({', '.join(map(repr, known))}), got {wrong}", argument)
+    names = [names] if isinstance(names, str) else names  # whose letters are names hardly ever
+    for name in names:
+        if name not in known:
+            listed = ", ".join(map(repr, known))
+            raise InvalidArgumentError(
+                f"expected names of {what}s ({listed}), got {name!r}{near(str(name), list(known))}", argument
+            )
 
 
 def _bound(model: ModelProto, lengths: Mapping[str, int]) -> ModelProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,26 @@ from onnx import parser
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from tests.docs.blocks import ROOT, blocks, run
 from tests.doors.surrogates import KINDS, SHAPES, build, symbolic
 
 casadi: Any = pytest.importorskip("casadi")
 LIBRARY = next(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.*"), None)
 os.environ.setdefault("CASADI_ONNXRUNTIME_LIB", str(LIBRARY))
 pytestmark = pytest.mark.filterwarnings("default:builtin type")  # SWIG's
+
+
+def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = [block for block in blocks(ROOT / "docs" / "casadi.md") if block.language]
+    run(block, {"__name__": "casadi_page"})
+    assert "[4.91318, 4.91318]" in capfd.readouterr().out
+
+
+def test_control(capsys: pytest.CaptureFixture[str]) -> None:
+    """IPOPT swings a pendulum up that a network stands for, with exact Hessians."""
+    assert runpy.run_path(str(ROOT / "examples" / "mpc.py"))["main"]() == 0
+    assert "Solve_Succeeded" in capsys.readouterr().out
 
 
 def opened(path: Path) -> Any:

@@ -17,10 +17,11 @@ from onnx import ModelProto, parser
 import onnx_backprop as ob
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
 from onnx_backprop.ort_ops.plugin import targets
+from tests.docs.blocks import ROOT, blocks, run
 
 fmpy: Any = pytest.importorskip("fmpy")
-from fmpy import fmi3  # noqa: E402 # pyright: ignore[reportMissingImports]
-from fmpy.validation import validate_fmu  # noqa: E402 # pyright: ignore[reportMissingImports]
+fmi3: Any = pytest.importorskip("fmpy.fmi3")
+validate_fmu: Any = pytest.importorskip("fmpy.validation").validate_fmu
 
 LIBRARY = next(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.*"), None)
 OSCILLATOR = """(double[2] x, double u) => (double[2] dx, double energy) <double mu = {5}, double one = {1}> {
@@ -72,6 +73,15 @@ def rates(x: np.ndarray, u: float = 0.0) -> np.ndarray:
     return np.array([x[1], 5 * (1 - x[0] ** 2) * x[1] - x[0] + u])
 
 
+def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "fmi_page"}
+    for block in [block for block in blocks(ROOT / "docs" / "fmi.md") if block.language]:
+        run(block, names)
+    assert 0.5 < np.abs(names["result"]["x"][-1]).max() < 4
+    assert validate_fmu("same.fmu") == []
+
+
 def test_an_equation_in_cvode(tmp_path: Path) -> None:
     """Van der Pol's oscillator, by FMPy's CVode, beside the formula in SciPy."""
     integrate = pytest.importorskip("scipy.integrate")
@@ -119,8 +129,8 @@ def test_derivatives_are_those_of_the_model(tmp_path: Path) -> None:
     b, db = (rng.standard_normal(3).astype(np.float32) for _ in range(2))
     feeds, total = {"a": a, "b": b}, np.array(0.7, np.float32)
     forward, backward = ob.session(ob.jvp(model, ["a", "b"])), ob.session(ob.vjp(model, ["a", "b"]))
-    tangents = forward.run(["y_tangent", "total_tangent"], {**feeds, "a_tangent": da, "b_tangent": db})
-    gradients = backward.run(["a_grad", "b_grad"], {**feeds, "y_grad": y, "total_grad": total})
+    tangents: Any = forward.run(["y_tangent", "total_tangent"], {**feeds, "a_tangent": da, "b_tangent": db})
+    gradients: Any = backward.run(["a_grad", "b_grad"], {**feeds, "y_grad": y, "total_grad": total})
     with instance(path) as (made, r):
         made.setFloat32([r["b"], r["a"]], [*b, *a.ravel()])
         outputs = made.getFloat32([r["total"], r["y"]], nValues=7)
@@ -129,9 +139,9 @@ def test_derivatives_are_those_of_the_model(tmp_path: Path) -> None:
         found = made.getAdjointDerivative([r["total"], r["y"]], [r["a"], r["b"]], [total, *y.ravel()], 9)
         np.testing.assert_allclose(found, np.append(gradients[0], gradients[1]), rtol=1e-5)
         found = made.getDirectionalDerivative([r["total"]], [r["b"]], db)  # the others are held
-        held = forward.run(["total_tangent"], {**feeds, "a_tangent": 0 * da, "b_tangent": db})[0]
-        np.testing.assert_allclose(found, [held], rtol=1e-5)
-    expected = ob.session(model).run(["total", "y"], feeds)
+        held: Any = forward.run(["total_tangent"], {**feeds, "a_tangent": 0 * da, "b_tangent": db})
+        np.testing.assert_allclose(found, held, rtol=1e-5)
+    expected: Any = ob.session(model).run(["total", "y"], feeds)
     np.testing.assert_allclose(outputs, np.append(*expected), rtol=1e-6)
 
 

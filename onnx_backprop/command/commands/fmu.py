@@ -1,4 +1,4 @@
-"""`onnx-backprop fmu`: a functional mock-up unit of FMI 3 around a model."""
+"""`onnx-backprop fmu`: write an FMU of FMI 3 with directional and adjoint derivatives, for simulators."""
 
 import argparse
 
@@ -35,8 +35,6 @@ def _state(text: str) -> tuple[str, str]:
 
 
 COMMAND = Command(
-    "fmu",
-    help="write an FMU of FMI 3 with directional and adjoint derivatives, for simulators",
     description="Of a function, for Model Exchange and Co-Simulation; with --states, of a differential equation, for "
     "Model Exchange. The variables are the inputs and outputs of the model: docs/fmi.md.",
     run=run,
