@@ -125,6 +125,10 @@ class _Member:
         for value in (*inputs, *outputs):
             if dims(value) is None:
                 raise InvalidArgumentError(f"CasADi wants the number of axes of {value.name!r}. State it in the model")
+            if taken := {"nfwd", "nadj"}.intersection(map(str, _dims(value))):
+                raise InvalidArgumentError(
+                    f"{value.name!r} has a length {taken.pop()!r}, which CasADi counts seeds by. Rename it in the model"
+                )
         smooth = {value: str(value.name) for value in (*inputs, *outputs) if is_float(value) and 0 not in _dims(value)}
         self.xs = [smooth[x] for x in inputs if x in smooth] if wrt is None else list(wrt)
         if unknown := [x for x in self.xs if x not in [value.name for value in inputs]]:
@@ -232,6 +236,9 @@ class _Member:
         self.work.append(op)
         graph.sort()
         drop_dead(graph)
+        for value in [*graph.initializers.values()]:  # onnxruntime would warn of those that nothing reads
+            if not (value.uses() or value.is_graph_input() or value.is_graph_output()):
+                del graph.initializers[str(value.name)]
 
     def _declared(
         self, value: ir.Value, label: str, like: ir.Value, symbols: Sequence[str], typed: ir.Value

@@ -196,6 +196,8 @@ def _variables(
                 )
     _check("states", list(states), inputs, "input")
     _check("states", list(states.values()), outputs, "output")
+    if len({*states.values()}) < len(states):
+        raise InvalidArgumentError(f"expected another derivative for each state, got {dict(states)!r}", "states")
     _check("start", list(start), inputs, "input")
     feeds = {}
     for name, value in inputs.items():

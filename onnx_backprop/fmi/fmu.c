@@ -372,7 +372,14 @@ EXPORTED instance fmi3InstantiateModelExchange(text name, text token, text resou
 EXPORTED instance fmi3InstantiateCoSimulation(text name, text token, text resources, bool visible, bool logging,
                                               bool events, bool early, const reference *r, size_t count,
                                               void *environment, logger log, void *update) {
-  return create(resources, environment, log);
+  model *m = create(resources, environment, log);
+  for (size_t k = 0; m && k < m->count; k++)
+    if (m->variables[k].kind == 's') {
+      fail(m, "the FMU has states and no solver: it is for Model Exchange");
+      destroy(m);
+      return NULL;
+    }
+  return m;
 }
 
 EXPORTED instance fmi3InstantiateScheduledExecution(text name, text token, text resources, bool visible, bool logging,

@@ -186,6 +186,7 @@ def test_inputs_that_are_held(tmp_path: Path) -> None:
     ("text", "arguments", "message"),
     [
         ("(double[2] adjacent_x) => (double[2] y) { y = Exp (adjacent_x) }", {}, "CasADi misreads 'adjacent_x'"),
+        ("(double[nadj] x) => (double[nadj] y) { y = Exp (x) }", {}, "'x' has a length 'nadj'"),
         ("(double[2] x) => (double[2] y) { y = Exp (x) }", {"wrt": ["z"]}, "wrt: 'z' is no input"),
         (
             "(double[2] x) => (double[2] y) { y = Exp (x) }",
@@ -199,6 +200,13 @@ def test_refusals(text: str, arguments: dict[str, Any], message: str, tmp_path: 
     with pytest.raises(InvalidArgumentError, match=f"^{message}"):
         ob.family(model_of(text), **{"path": tmp_path / "f.onnx", **arguments})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_nothing_runs(tmp_path: Path) -> None:
+    onnx.save(build("conv", np.float64), tmp_path / "f.onnx")
+    with pytest.raises(InvalidArgumentError, match="^path: onnxruntime has no kernels of Conv and LSTM in float64"):
+        ob.family(tmp_path / "f.onnx")
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_weights_in_other_files(tmp_path: Path) -> None:

@@ -206,6 +206,16 @@ def test_without_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert re.search(r"was not found: /no/such/library.so. Set ONNXRUNTIME_LIB", messages[-1])
 
 
+def test_an_equation_without_a_solver(tmp_path: Path) -> None:
+    path, messages = ob.fmu(model_of(OSCILLATOR), tmp_path / "o.fmu", states={"x": "dx"}, runtime=False), []
+    made = fmi3.FMU3Slave(
+        guid="", unzipDirectory=fmpy.extract(str(path), str(tmp_path / "o")), modelIdentifier="o", instanceName="it"
+    )
+    with pytest.raises(Exception, match="instantiate"):
+        made.instantiate(logMessage=lambda _env, _status, _category, message: messages.append(message.decode()))
+    assert messages == ["the FMU has states and no solver: it is for Model Exchange"]
+
+
 def test_the_runtime_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked of who runs it."""
     monkeypatch.delenv("ONNXRUNTIME_LIB")
@@ -219,6 +229,7 @@ def test_the_runtime_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         (OSCILLATOR, {"states": {"x": "energy"}}, "states: 'energy' is of float64[], and the state 'x' of float64[2]"),
         (OSCILLATOR, {"states": {"z": "dx"}}, "states: expected names of inputs ('x', 'u'), got 'z'"),
+        (OSCILLATOR, {"states": {"x": "dx", "u": "dx"}}, "states: expected another derivative for each state"),
         (OSCILLATOR, {"start": {"x": [1, 2, 3]}}, "start: 'x' has the shape [2], got one of [3]"),
         (OSCILLATOR, {"of": ["enrgy"]}, "of: expected names of outputs ('dx', 'energy'), got 'enrgy'"),
         (FUNCTION, {}, "lengths: expected the length of 'N' (of 'a')"),
