@@ -127,10 +127,10 @@ class ValueAndGrad:
             source, y = _reduced(source, y, reduction)
             of = [y]
         gradients = scalar_gradient(source, wrt, of, advice=_ADVICE, **options)
-        made = derivatives(gradients)[-1]
+        derivative = derivatives(gradients)[-1]
         values = {tensor.name: to_array(tensor) for tensor in source.graph.initializer}
-        self._feeds = {name: np.asarray(value) for name, value in feeds.items() if name not in made.results}
-        self._variables = _variables(gradients, list(made.results), {**values, **feeds})
+        self._feeds = {name: np.asarray(value) for name, value in feeds.items() if name not in derivative.results}
+        self._variables = _variables(gradients, list(derivative.results), {**values, **feeds})
         self._size = self._variables[-1].part.stop
         self.start = np.zeros(self._size)
         for variable in self._variables:
@@ -138,10 +138,10 @@ class ValueAndGrad:
                 self.start[variable.part] = values[variable.name].ravel()
         y = y or _only_float(source)
         self._of = y
-        self._gradient = _Function(opened(gradients), [y, *made.results.values()])
+        self._gradient = _Function(opened(gradients), [y, *derivative.results.values()])
         self._hessian = None
         if hvp:
-            products = hvp_model(source, list(made.results), [y], **options)
+            products = hvp_model(source, list(derivative.results), [y], **options)
             self._directions = derivatives(products)[-1]
             names = list(self._directions.results.values())
             self._hessian = _Function(opened(products), names)
@@ -227,10 +227,10 @@ class _Function:
         return bound.results
 
     def _cast(self, name: str, value: np.ndarray) -> np.ndarray:
-        own = self._floats.get(name)
-        if own is not None and value.dtype.kind not in "biuf":
-            raise InvalidArgumentError(f"feeds: {name!r} has the type {np.dtype(own)}, got an array of {value.dtype}")
-        return value if own is None else value.astype(own, copy=False)
+        dtype = self._floats.get(name)
+        if dtype is not None and value.dtype.kind not in "biuf":
+            raise InvalidArgumentError(f"feeds: {name!r} has the type {np.dtype(dtype)}, got an array of {value.dtype}")
+        return value if dtype is None else value.astype(dtype, copy=False)
 
     def _bound(self, feeds: Feeds, shapes: Sequence[tuple[int, ...]]) -> _Bound:
         key = tuple((name, value.shape, value.dtype.str) for name, value in feeds.items())

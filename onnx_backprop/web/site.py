@@ -110,7 +110,7 @@ def write_site(
         "runtime": f"{CDN if runtime is None else './runtime/'}{modules[0]}",
         "session": None if fixed is None else {"executionProviders": ["webgpu"]},
         "data": {"rows": len(next(iter(arrays.values()))), "train": train, "arrays": data},
-        "own": _own(graph, arrays, train, bytes_as),
+        "own": _visitor_input(graph, arrays, train, bytes_as),
         "names": list(names) or None,
     }
     files["site.json"] = json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -120,8 +120,8 @@ def write_site(
 
 def _classes(graph: TrainingGraph) -> dict[str, int] | None:
     """Where the classes of the output are that the page shows, if the loss reads scores of classes there."""
-    found = [each for each in graph.options.compared if each.get("axis") is not None and not each.get("shift")]
-    return {"axis": int(found[0]["axis"])} if found and found[0]["prediction"] == graph.outputs[0] else None
+    compared = [each for each in graph.options.compared if each.get("axis") is not None and not each.get("shift")]
+    return {"axis": int(compared[0]["axis"])} if compared and compared[0]["prediction"] == graph.outputs[0] else None
 
 
 def _any_batch(graph: TrainingGraph) -> bool:
@@ -130,7 +130,7 @@ def _any_batch(graph: TrainingGraph) -> bool:
     return not any(declared[name] and declared[name][0].HasField("dim_value") for name in graph.inputs)
 
 
-def _own(
+def _visitor_input(
     graph: TrainingGraph, arrays: Mapping[str, np.ndarray], train: int, bytes_as: tuple[Any, Any] | None
 ) -> dict[str, Any] | None:
     """What a visitor may drop into the page: pictures or a table of numbers, in the range of the rows to train on."""

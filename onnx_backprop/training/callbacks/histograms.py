@@ -91,8 +91,8 @@ class Histograms(Callback):
         accepted = [value.name for value in running.get_inputs()]
         state = trainer._buffers.state
         fed |= {name: trainer._buffers.on_host(value) for name, value in state.items() if name in accepted}
-        found = running.run_with_ort_values(list(outputs.values()), fed)
-        return {name: np.array(value.numpy()) for name, value in zip(outputs, found, strict=True)}
+        arrays = running.run_with_ort_values(list(outputs.values()), fed)
+        return {name: np.array(value.numpy()) for name, value in zip(outputs, arrays, strict=True)}
 
     def _add(self, name: str, array: np.ndarray, step: int) -> None:
         values = array.astype(np.float64).reshape(-1)

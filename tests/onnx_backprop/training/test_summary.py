@@ -78,7 +78,7 @@ def test_fit_tells_what_it_has_done(caplog: pytest.LogCaptureFixture, capsys: py
     with caplog.at_level(logging.INFO, "onnx_backprop"):
         trainer = ob.Trainer(training())
         records = trainer.fit(batches(), 2, evaluation=batches(), metrics="accuracy", progress=True)
-    said = [r.message for r in caplog.records]
+    said = [r.message for r in caplog.records if not r.message.startswith("compil")]  # kernels, where none are kept
     assert [line.partition(":")[0] for line in said] == ["epoch 1/2", "epoch 2/2", "trained"]
     assert capsys.readouterr().err.splitlines() == said[:2]
     assert records.summary().splitlines()[0].startswith("steps: 18 in ")
