@@ -114,9 +114,11 @@ fidelity: ## exports of 250 modules trained beside PyTorch, docs/fidelity.md (th
 	$(field_environment)
 	$(FIELD)/bin/python -m tests.fidelity $(ARGS)
 
-doors: ## CasADi and FMPy with our files, the packages themselves (an environment of its own, some minutes)
+# torchattacks asks for an old `requests` that it does not need.
+doors: ## JAX, PyMC, OpenMDAO, Flower, Captum, CasADi, FMPy: our doors beside the real packages (an environment of its own, some minutes)
 	@test -d .venv-doors || $(PYTHON) -m venv .venv-doors
 	@.venv-doors/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[doors]'
+	@.venv-doors/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'torchattacks>=3.5'
 	.venv-doors/bin/python -m pytest tests/doors $(ARGS)
 
 language_models: ## ten losses of each family of onnxruntime-genai's builder beside transformers and peft (an environment of its own)

@@ -64,6 +64,14 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.training.standard.gradient_operator import expand_gradients
     from onnx_backprop.converters.training.standard.training_info import from_training_info, to_training_info
     from onnx_backprop.converters.training.training_graph import training_graph
+    from onnx_backprop.doors import flower as flower  # nor these: each needs the library of its name
+    from onnx_backprop.doors import jax as jax
+    from onnx_backprop.doors import openmdao as openmdao
+    from onnx_backprop.doors import pytensor as pytensor
+    from onnx_backprop.doors.attacks import attack, counterexample
+    from onnx_backprop.doors.attribution import attribute
+    from onnx_backprop.doors.function import function
+    from onnx_backprop.doors.vector import vector_function
     from onnx_backprop.fmi import fmu
     from onnx_backprop.functions import value_and_grad
     from onnx_backprop.ort_ops import register_ops
@@ -102,11 +110,14 @@ __all__ = [
     "UnsupportedOpError",
     "__version__",
     "artifacts",
+    "attack",
+    "attribute",
     "augment",
     "backward",
     "callbacks",
     "check_gradients",
     "compile_plugin",
+    "counterexample",
     "dequantize",
     "derivatives",
     "devices",
@@ -115,6 +126,7 @@ __all__ = [
     "family",
     "fmu",
     "from_training_info",
+    "function",
     "hessian",
     "hvp",
     "image_folder",
@@ -146,6 +158,7 @@ __all__ = [
     "training_graph",
     "use_kernels",
     "value_and_grad",
+    "vector_function",
     "vjp",
 ]
 
@@ -177,6 +190,10 @@ _WHERE = {
     "converters.prepare.ir_models": "use_kernels",
     "converters.prepare.writing.files": "save_model",
     "checking": "check_gradients",
+    "doors.attacks": "attack counterexample",
+    "doors.attribution": "attribute",
+    "doors.function": "function",
+    "doors.vector": "vector_function",
     "fmi": "fmu",
     "functions": "value_and_grad",
     "ort_ops": "register_ops",
@@ -192,6 +209,7 @@ _WHERE = {
 }
 _MODULES = {"artifacts": "artifacts", "schedules": "training.schedules", "text": "text", "torch": "torch"}
 _MODULES["callbacks"] = "training.callbacks"
+_MODULES |= {name: f"doors.{name}" for name in ("flower", "jax", "openmdao", "pytensor")}
 _MODULES |= {name: f"converters.training.{name}" for name in ("losses", "metrics", "optimizers")}
 _NAMES = {name: module for module, names in _WHERE.items() for name in names.split()}
 

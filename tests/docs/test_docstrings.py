@@ -33,6 +33,9 @@ def _is_of(owner: Any, member: Any) -> bool:
 # What stands around an example.
 BEFORE = {
     "ob.save_adapter": 'trainer = ob.Trainer(ob.training_graph("model.onnx", loss="mse", optimizer="sgd"))',
+    "ob.attack": "labels = np.zeros(16, int)",
+    "ob.function": "u = v = x",
+    "ob.vector_function": "from scipy.optimize import NonlinearConstraint, least_squares",
     "ob.requantize": 'trainer = ob.Trainer(ob.training_graph(ob.dequantize("model.int8.onnx"), loss="mse", optimizer="sgd"), '
     "learning_rate=0.1)",
 }
