@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import onnx_backprop as ob
-from tests.doors.federation import CLIENTS, InProcess, accuracy, batches_of, network, trainer
+from tests.doors.federation import CLIENTS, InProcess, accuracy, batches_of, network, of_node, trainer
 from tests.doors.models import weights_of
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}  # read when Flower is imported
@@ -17,10 +17,6 @@ flwr_app: Any = pytest.importorskip("flwr.app", reason="needs flwr: make doors")
 strategies: Any = pytest.importorskip("flwr.serverapp.strategy")
 flwr_common: Any = pytest.importorskip("flwr.common")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-def of_node(context: Any) -> Any:
-    return batches_of(context.node_config["partition-id"])
 
 
 def averaged(rounds: int, epochs: int, rate: float, server_rate: float = 1.0) -> dict[str, np.ndarray]:
