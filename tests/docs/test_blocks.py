@@ -17,8 +17,9 @@ OF_ADAPTERS = "needs a folder of onnxruntime-genai's builder; tests/onnx_backpro
 NOT_RUN = {
     "CONTRIBUTING.md": ["the rule exists, and a second one for an operator is refused"],
     "docs/casadi.md": ["needs CasADi; tests/doors/test_casadi.py runs it"],
+    "docs/data.md": ["needs albumentations; tests/onnx_backprop/training/test_images.py runs it"],
     "docs/deploy.md": ["needs onnxruntime's headers", "needs .NET"],
-    "docs/plugin.md": ["needs a C compiler; tests/plugin runs the command"],
+    "docs/plugin.md": ["needs a C compiler; tests/plugin/test_library.py runs the commands"],
     "docs/devices.md": ["needs the device"],
     "docs/distributed.md": ["needs Slurm; not tried by us", "needs Kubernetes; not tried by us"],
     "docs/jax.md": ["needs JAX; make doors runs it"] * 2,
