@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.check.report import GradientReport
     from onnx_backprop.converters.derivatives.dense import hessian, jacobian
     from onnx_backprop.converters.derivatives.products import hvp, jvp, vjp
+    from onnx_backprop.converters.derivatives.vmap import vmap
     from onnx_backprop.converters.finetune.head import replace_head
     from onnx_backprop.converters.finetune.lora import LoraModel, lora
     from onnx_backprop.converters.prepare.ir_models import use_kernels
@@ -143,6 +144,7 @@ __all__ = [
     "use_kernels",
     "value_and_grad",
     "vjp",
+    "vmap",
 ]
 
 try:
@@ -156,6 +158,7 @@ _WHERE = {
     "converters.check.report": "GradientReport",
     "converters.derivatives.dense": "hessian jacobian",
     "converters.derivatives.products": "hvp jvp vjp",
+    "converters.derivatives.vmap": "vmap",
     "converters.finetune.head": "replace_head",
     "converters.finetune.lora": "LoraModel lora",
     "converters.quantized.dequantize": "dequantize",

@@ -182,6 +182,10 @@ class Draft:
         return finish(self.model, self.original, self.kernels, inline=self._inline)
 
     def finish_derivative(self, derivative: Derivative) -> ModelProto:
-        """The model with a derivative, which it notes, and without what nobody reads: inferred types, long names."""
+        """The model with a derivative, which it notes, see `finish_short`."""
         record(self.model, derivative)
+        return self.finish_short()
+
+    def finish_short(self) -> ModelProto:
+        """The model without what nobody reads: inferred types, long names."""
         return whole_if_possible(without_inferred(shorten_names(self.finish(), used_names(self.original.graph))))
