@@ -11,6 +11,7 @@ from onnx_backprop.converters.derivatives.products import gradients_of_scalar, t
 from onnx_backprop.converters.derivatives.seeds import at_once
 from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work
 from onnx_backprop.converters.prepare.ir_models import as_given
+from onnx_backprop.converters.reverse.batching.add_axis import PerSample
 from onnx_backprop.converters.reverse.batching.batch import AXIS, batch
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
@@ -25,7 +26,13 @@ Table = dict[str, dict[str, str]]
 
 @as_given
 def jacobian(
-    model: Model, wrt: Names = None, of: Names = None, *, direction: str = "auto", **options: Unpack[Options]
+    model: Model,
+    wrt: Names = None,
+    of: Names = None,
+    *,
+    direction: str = "auto",
+    per_sample: PerSample = False,
+    **options: Unpack[Options],
 ) -> ModelProto:
     """∂y/∂x as further outputs `<y>_jacobian_<x>`, of the shape of y followed by that of x.
 
@@ -33,6 +40,7 @@ def jacobian(
         model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         direction: "reverse" computes it by rows, one for each element of y; "forward" by columns, one for each element
             of x; "auto" the fewer of them where all lengths are known, else rows. What the rows share is computed once.
+        per_sample: of each row of a batch alone, as `backward` takes it: y of (N, 3) by x of (N, 4) has (N, 3, 4).
 
     A block of zeros has a warning. Raises: what `backward` does.
     """
@@ -40,6 +48,7 @@ def jacobian(
         allowed = ", ".join(map(repr, DIRECTIONS))
         raise InvalidArgumentError(f"direction: expected one of {allowed}, got {direction!r}")
     work = Work(model, wrt, of, **options)
+    work.take_one_row(per_sample)
     stage = work.plan(wrt, of)
     xs, ys = ([str(value.name) for value in values] for values in (stage.wrt, stage.of))
     forward = direction == "forward" or (direction == "auto" and _elements(stage.wrt) < _elements(stage.of))

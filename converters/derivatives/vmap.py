@@ -1,6 +1,6 @@
 """`vmap`: a model for many rows at once."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import onnx_ir as ir
 from onnx import ModelProto
@@ -8,16 +8,12 @@ from onnx import ModelProto
 from onnx_backprop.converters.derivatives.work import Model, Work
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.prepare.load import pick
-from onnx_backprop.converters.reverse.batching.batch import batch
-from onnx_backprop.converters.reverse.batching.moves import moved
-from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.batching.add_axis import add_axis, inputs_of
 from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.reverse.models.derivatives import derivatives
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import descendants
-from onnx_backprop.opset.graphs.walk import all_nodes
 
 Axes = Mapping[str, int | None]
 
@@ -58,69 +54,15 @@ def vmap(
     chosen = _checked(work.graph, axes)
     outputs = _out_axes(work.graph, out_axes)
     add_seeds(work, chosen, outputs)
-    add_axis(work, chosen, outputs)
+    add_axis(work.model, {name: axis for name, axis in chosen.items() if axis is not None}, outputs)
     return work.finish_short()
-
-
-def add_axis(work: Work, axes: Mapping[str, int | None], out_axes: Mapping[str, int]) -> str:
-    """Give inputs, and all outputs, the axis; the name of its symbol."""
-    graph = work.graph
-    symbol = unique("batch", set(_symbols(graph)))
-    op = Builder(used_names(graph))
-    op.prefix = "vmap"
-    seeds = [value for value in _inputs(graph).values() if axes.get(str(value.name)) is not None]
-    stacked = [_with_axis(op, graph, seed, axes[str(seed.name)] or 0, symbol) for seed in seeds]
-    results = list(graph.outputs)
-    ranks = {str(value.name): dims(value) for value in results}
-    batch(graph, op, seeds, results, work.model.opset_imports, stacked=stacked, symbol=symbol)
-    for place, value in enumerate(list(graph.outputs)):
-        name, shape = str(value.name), ranks[str(value.name)]
-        if axis := out_axes[name]:
-            assert shape is not None
-            axis = axis % (len(shape) + 1)
-            new = moved(op, value, len(shape) + 1, 0, axis)
-            if new is not value:
-                new.dtype, new.shape = value.dtype, ir.Shape([*shape[:axis], symbol, *shape[axis:]])
-                value.name, new.name = op.unique(f"{name}_rows"), name
-                graph.outputs[place] = new
-    work.append(op)
-    return symbol
-
-
-def _with_axis(op: Builder, graph: ir.Graph, seed: ir.Value, axis: int, symbol: str) -> ir.Value:
-    """A new input in the place of one, with the axis, which is in front in what is returned."""
-    shape = dims(seed)
-    new = ir.Value(name=seed.name, type=seed.type)
-    if shape is None:
-        place = 0
-    else:
-        place = axis % (len(shape) + 1)
-        new.shape = ir.Shape([*shape[:place], symbol, *shape[place:]])
-    if seed.is_initializer():
-        graph.initializers.pop(str(seed.name))
-        seed.const_value = None
-    if not seed.is_graph_input():
-        graph.inputs.append(seed)
-    graph.inputs.insert(list(graph.inputs).index(seed), new)
-    seed.name = f"{seed.name}_of_row"
-    return new if shape is None else moved(op, new, len(shape) + 1, place, 0)
-
-
-def _inputs(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Inputs and initializers by name."""
-    return {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
-
-
-def _symbols(graph: ir.Graph) -> Iterable[str]:
-    values = [*_inputs(graph).values(), *(value for node in all_nodes(graph) for value in node.outputs)]
-    return (length for value in values for length in dims(value) or () if isinstance(length, str))
 
 
 def _checked(graph: ir.Graph, axes: Axes) -> dict[str, int | None]:
     example = "axes={'x': 0}"
     if not isinstance(axes, Mapping) or not axes:
         raise InvalidArgumentError(f"expected an axis by input, as {example}, got {axes!r}", "axes")
-    values = pick(list(axes), _inputs(graph), argument="axes", what="an input or an initializer")
+    values = pick(list(axes), inputs_of(graph), argument="axes", what="an input or an initializer")
     for value, axis in zip(values, axes.values(), strict=True):
         if axis is not None:
             _check_axis(value, axis, "axes")
@@ -155,13 +97,13 @@ def _out_axes(graph: ir.Graph, out_axes: object) -> dict[str, int]:
 
 def add_seeds(work: Work, axes: dict[str, int | None], out_axes: Mapping[str, int]) -> None:
     """Give the seeds of derivatives that are not named the axis of what they belong to."""
-    inputs = {str(value.name): value for value in work.graph.inputs}
-    pairs = [(made, of, seed) for made in derivatives(work.original) for of, seed in made.seeds.items()]
+    inputs = inputs_of(work.graph)
+    pairs = [pair for made in derivatives(work.original) for pair in made.seeds.items()]
     while True:
-        reached = [inputs[name] if name in inputs else work.graph.initializers[name] for name, a in axes.items() if a is not None]
+        reached = [inputs[name] for name, axis in axes.items() if axis is not None]
         differing = {str(v.name) for node in descendants(work.graph, reached) for v in node.outputs}
         differing |= {str(value.name) for value in reached}
-        found = {seed: of for _, of, seed in pairs if seed in inputs and seed not in axes and of in differing}
+        found = {seed: of for of, seed in pairs if seed in inputs and seed not in axes and of in differing}
         if not found:
             return
         for seed, of in found.items():

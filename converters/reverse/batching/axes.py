@@ -43,7 +43,7 @@ def softmax_backward(op: Builder, node: Rows) -> Answer:
 @batching("LayerNormBackward", domain=DOMAIN)
 def layer_norm_backward(op: Builder, node: Rows) -> Answer:
     """dx_n; the gradients of gamma and beta are sums over a row, which the body has."""
-    if any(value.name and (value.uses() or value.is_graph_output()) for value in node.node.outputs[1:]):
+    if any(node.is_read(n) for n in range(1, len(node.node.outputs))):
         return None
     if not node.only(0, 1, 2, 3) or not all(node.is_batched(n) or not node.has(n) for n in range(4)):
         return None

@@ -154,7 +154,7 @@ class _Walk:
         if waits:
             self._scan()
         self._op.prefix = named_after(label(node), node.op_type) or label(node)
-        answer: Answer = rule(self._op, Rows(self._op, node, self._batched, self._length))
+        answer: Answer = rule(self._op, Rows(self._op, node, self._batched, self._length, self._wanted))
         if answer is None:
             return False
         if isinstance(answer, Shared):

@@ -4,7 +4,7 @@ A rule is `rule(op, node) -> a value with the rows along axis 0 for each output`
 `Shared` of a value that is the same for all rows. None: the rule does not serve this node, which goes into a Scan.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,16 @@ class Rows(Forward):
     length: how many rows there are, 1-D int64 of one entry.
     """
 
-    def __init__(self, op: Builder, node: ir.Node, batched: Mapping[ir.Value, ir.Value], length: ir.Value) -> None:
+    def __init__(
+        self,
+        op: Builder,
+        node: ir.Node,
+        batched: Mapping[ir.Value, ir.Value],
+        length: ir.Value,
+        results: Collection[ir.Value],
+    ) -> None:
         super().__init__(node, set(), 0)
-        self._op, self._batched, self.length = op, batched, length
+        self._op, self._batched, self.length, self._results = op, batched, length, results
 
     @property
     def count(self) -> int:
@@ -60,6 +67,11 @@ class Rows(Forward):
     def only(self, *indices: int) -> bool:
         """Whether no input but these differs between rows."""
         return all(n in indices or not self.is_batched(n) for n in range(self.count))
+
+    def is_read(self, index: int) -> bool:
+        """Whether anybody wants an output."""
+        value = self.output(index)
+        return bool(value.name) and (bool(value.uses()) or value in self._results)
 
     def value(self, index: int) -> ir.Value | None:
         """An input, with the rows along axis 0 where it differs between them."""
