@@ -74,7 +74,8 @@ def choices(case: Case, feeds: Feeds) -> list[list[str]]:
 def examine(case: Case, form: str, modes: Sequence[str] = MODES) -> dict[str, list[str]]:
     """{mode: an answer for every choice of inputs} of a case."""
     answers: dict[str, list[str]] = {}
-    if form in case.skips:
+    crashes = case.op == "Einsum" and any(0 in array.shape for array in case.inputs.values())
+    if form in case.skips or crashes:  # onnxruntime divides by the length of an axis that is summed over
         return answers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ob.OnnxBackpropWarning)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.batching.batch import batch
-from onnx_backprop.converters.reverse.batching.moves import moved
+from onnx_backprop.converters.reverse.batching.folding import moved
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.forward import label
@@ -105,10 +105,14 @@ class OneRow:
     symbols: frozenset[str]
     before: Mapping[str, Dims | None]
 
-    def axis(self, name: str) -> int | None:
-        """Where a value has the rows."""
+    def axis(self, name: str, alone: Dims | None) -> int | None:
+        """Where a value has the rows: its length had their symbol, or was not known and is 1 in the shape of one row."""
         shape = self.before.get(name) or ()
-        return next((n for n, length in enumerate(shape) if length in self.symbols), None)
+        if alone is None or len(alone) != len(shape):
+            return None
+        return next(
+            (n for n, d in enumerate(shape) if d in self.symbols or (not isinstance(d, int) and alone[n] == 1)), None
+        )
 
     def spread(self, model: ir.Model, like: Mapping[str, Sequence[str]]) -> None:
         """Give the rows back, to inputs that had them and to all outputs; in the place of the axes that they had.
@@ -117,10 +121,12 @@ class OneRow:
         """
         axes: dict[str, int] = {}
         gone: dict[str, list[int]] = {}
+        alone = {str(value.name): dims(value) for node in model.graph for value in node.outputs}
+        alone |= {name: dims(value) for name, value in inputs_of(model.graph).items()}
         for value in (*model.graph.inputs, *model.graph.outputs):
             name, start, found = str(value.name), 0, list[int]()
             for part in like.get(name, [name]):
-                if (axis := self.axis(part)) is not None:
+                if (axis := self.axis(part, alone.get(part))) is not None:
                     found.append(start + axis)
                 start += len(self.before.get(part) or ())
             if found or name in like or not value.is_graph_input():
@@ -130,16 +136,19 @@ class OneRow:
         add_axis(model, places, axes, min(self.symbols), {name: drop for name, drop in gone.items() if drop})
 
 
-def take_one_row(graph: ir.Graph, per_sample: PerSample) -> OneRow:
+def take_one_row(graph: ir.Graph, per_sample: PerSample, declared: Mapping[str, Dims]) -> OneRow:
     """Let the batch have the length 1: axis 0 of the inputs that `per_sample` names, else of all that have a symbol there.
+
+    Other inputs may have that symbol at another axis, as a first state of an RNN. declared: shapes of outputs in the file,
+    believed where the rows are not found otherwise: an axis of another length than 1 there fails the run.
 
     Errors: InvalidArgumentError, which names the inputs whose rows are not known. A warning for what mixes rows.
     """
     inputs = {str(value.name): dims(value) for value in graph.inputs if not value.is_initializer()}
     symbols = frozenset(_symbols_of_rows(inputs, per_sample))
     for name, shape in inputs.items():
-        if symbols.intersection(shape[1:] if shape else ()):
-            raise InvalidArgumentError(f"{name!r} has the shape {list(shape or ())}: rows must be axis 0", "per_sample")
+        if sum(length in symbols for length in shape or ()) > 1:
+            raise InvalidArgumentError(f"{name!r} has the shape {list(shape or ())}: two axes of rows", "per_sample")
     mixing = [label(node) for node in all_nodes(graph) if _in_training(node)]
     if mixing:
         warn(
@@ -154,6 +163,9 @@ def take_one_row(graph: ir.Graph, per_sample: PerSample) -> OneRow:
                 before[str(value.name)] = shape
             if shape is not None and symbols.intersection(shape):
                 value.shape = ir.Shape([1 if length in symbols else length for length in shape])
+    for name, shape in declared.items():
+        if symbols.intersection(shape) and not symbols.intersection(before.get(name) or ()):
+            before[name] = shape
     return OneRow(symbols, before)
 
 
@@ -177,8 +189,8 @@ def _symbols_of_rows(inputs: Mapping[str, Dims | None], per_sample: PerSample) -
         if not found:
             shapes = ", ".join(f"{name!r} {_shown(shape)}" for name, shape in inputs.items())
             raise InvalidArgumentError(
-                f"no input has a symbol for its number of rows: {shapes}. free={{'x': {{0: 'batch'}}}} makes one of a "
-                "fixed length",
+                f"no input has a symbol for its number of rows: {shapes}. "
+                f"free={{{next(iter(inputs), 'x')!r}: {{0: 'batch'}}}} makes one of a fixed length",
                 "per_sample",
             )
         return found

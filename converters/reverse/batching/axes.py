@@ -4,24 +4,26 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.reverse.batching.elementwise import aligned
 from onnx_backprop.converters.reverse.batching.registry import (
     Answer,
     Rows,
     batching,
     in_shape,
     product,
+    repeated,
     shift,
     shifted,
 )
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.known import known_lengths
+from onnx_backprop.converters.reverse.known import element_type, known_lengths
 from onnx_backprop.opset import DOMAIN
 
 REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare"
 # The attribute `axis` and its default; only the first input has the axes of a row.
 ALONG: Mapping[str, int] = {
-    "ArgMax": 0, "ArgMin": 0, "Hardmax": -1, "LayerNormalization": -1, "LogSoftmax": -1, "LpNormalization": -1,
-    "OneHot": -1, "RMSNormalization": -1, "Softmax": -1, "Split": 0, "TopK": -1,
+    "ArgMax": 0, "ArgMin": 0, "Hardmax": -1, "LogSoftmax": -1, "LpNormalization": -1, "OneHot": -1, "Softmax": -1,
+    "Split": 0, "TopK": -1,
 }  # fmt: skip
 
 
@@ -31,6 +33,21 @@ def along(op: Builder, node: Rows) -> Answer:
     if not node.only(0):
         return None
     return node.again(node.values(), axis=shift(node.int("axis", ALONG[node.op_type])))
+
+
+@batching("LayerNormalization", "RMSNormalization")
+def normalise(op: Builder, node: Rows) -> Answer:
+    """y_n = scale_n · normalised(x_n) + bias_n; a scale of a row broadcasts to x, along the other axes too."""
+    axis, rank = node.int("axis", -1), node.known_rank(0)
+    if node.only(0):
+        return node.again(node.values(), axis=shift(axis))
+    if rank is None or any(node.has(n) and node.known_rank(n) is None for n in (1, 2)):
+        return None
+    ones = op.filled(node.lengths(0, axis % rank), 1, element_type(node.input(1)))
+    y, *others = node.again([node.value(0), ones], axis=shift(axis) if node.is_batched(0) else axis)
+    y = op.Mul(y, aligned(op, node, 1, rank))
+    y = op.Add(y, aligned(op, node, 2, rank)) if node.has(2) else y
+    return [y, *(other if node.is_batched(0) else repeated(op, other, node.length) for other in others)]
 
 
 @batching("SoftMaxBackward", domain=DOMAIN)
@@ -47,7 +64,10 @@ def layer_norm_backward(op: Builder, node: Rows) -> Answer:
         return None
     if not node.only(0, 1, 2, 3) or not all(node.is_batched(n) or not node.has(n) for n in range(4)):
         return None
-    return node.again(node.values(), begin_norm_axis=shift(node.int("begin_norm_axis", -1)))
+    made = node.again(node.values(), begin_norm_axis=shift(node.int("begin_norm_axis", -1)))
+    for value in made[1:]:
+        value.name = ""
+    return made
 
 
 @batching("QuantizeLinear", "DequantizeLinear")

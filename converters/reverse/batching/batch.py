@@ -101,6 +101,7 @@ class _Walk:
         self._symbol, self._wanted = symbol, wanted
         self._length = op.length(next(iter(batched.values())), 0)
         self._instead: dict[ir.Value, ir.Value] = {}
+        self._folded: dict[ir.Value, ir.Value] = {}
         self._readers: defaultdict[ir.Value, set[ir.Node]] = defaultdict(set)
         self._waiting: list[ir.Node] = []  # for a Scan
         self._bound: set[ir.Node] = set()
@@ -154,7 +155,8 @@ class _Walk:
         if waits:
             self._scan()
         self._op.prefix = named_after(label(node), node.op_type) or label(node)
-        answer: Answer = rule(self._op, Rows(self._op, node, self._batched, self._length, self._wanted))
+        rows = Rows(self._op, node, self._batched, self._length, self._wanted, self._folded)
+        answer: Answer = rule(self._op, rows)
         if answer is None:
             return False
         if isinstance(answer, Shared):
@@ -167,7 +169,7 @@ class _Walk:
         return True
 
     def _typed(self, new: ir.Value, row: ir.Value) -> ir.Value:
-        if new.producer() is not None:
+        if new.producer() is not None and new.name:
             new.type, new.shape = row.type, None if row.shape is None else ir.Shape([self._symbol, *row.shape])
         return new
 

@@ -2,7 +2,8 @@
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.batching.registry import Answer, Rows, batching
+from onnx_backprop.converters.reverse.batching.folding import elementwise_folded
+from onnx_backprop.converters.reverse.batching.registry import Answer, Rows, Shared, batching
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value
 from onnx_backprop.opset import DOMAIN
@@ -26,12 +27,15 @@ def aligned(op: Builder, node: Rows, index: int, rank: int) -> ir.Value | None:
 @batching(*POINTWISE)
 def pointwise(op: Builder, node: Rows) -> Answer:
     """y_n = f(a_n, b_n, …), each row broadcasting as it did."""
+    if (y := elementwise_folded(op, node)) is not None:
+        return y
     if node.count == 1:
         return node.again(node.values())
     if node.op_type == "Clip" and not node.only(0):
         return None  # limits have no axes
     if node.op_type in ("Clip", "CastLike"):
-        return node.again([node.rows(0), *node.values()[1:]])
+        made = node.again(node.values())
+        return made if node.is_batched(0) else Shared(made[0])
     ranks = [node.known_rank(n) for n in range(node.count) if node.has(n)]
     known = [rank for rank in ranks if rank is not None]
     if len(known) < len(ranks):
@@ -46,6 +50,8 @@ def pointwise(op: Builder, node: Rows) -> Answer:
 @batching("ReLUBackward", domain=DOMAIN)
 def equal_shapes(op: Builder, node: Rows) -> Answer:
     """The same of operands that do not broadcast; where one is shared, the operators of the body do."""
+    if (y := elementwise_folded(op, node)) is not None and all(node.is_batched(n) for n in range(node.count)):
+        return y
     return node.again(node.values()) if all(node.is_batched(n) for n in range(node.count)) else None
 
 

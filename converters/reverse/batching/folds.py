@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.batching.moves import moved
+from onnx_backprop.converters.reverse.batching.folding import fold, unfold
 from onnx_backprop.converters.reverse.batching.registry import Answer, Rows, batching
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, known_lengths
@@ -24,43 +24,13 @@ OURS: Mapping[str, tuple[int, ...]] = {
 }  # fmt: skip
 # The shape of the result, with its batch, is an attribute, or the input at this place.
 SHAPED: Mapping[str, tuple[str, int]] = {
-    "AvgPoolBackward": ("src_shape", 1), "ConvolutionBackwardData": ("dst_shape", 2),
+    "AffineGrid": ("", 1), "AvgPoolBackward": ("src_shape", 1), "ConvolutionBackwardData": ("dst_shape", 2),
 }  # fmt: skip
 
 
 def has_images(nodes: Iterable[ir.Node]) -> bool:
     """Whether some node has a batch that rows would be more entries of."""
     return any(n.op_type in (FOLDED if is_standard(n) else {*OURS, *SHAPED}) for n in all_nodes(nodes))
-
-
-def fold(op: Builder, node: Rows, index: int, axis: int = 0) -> ir.Value:
-    """An input (n, …, d, …) as (…, n · d, …), d being the batch at an axis of a row."""
-    value, rank = node.rows(index), node.known_rank(index)
-    if axis:
-        assert rank is not None
-        value = moved(op, value, rank + 1, 0, axis)
-    parts = [node.lengths(index, 0, axis)] if axis else []
-    rest = [] if rank == axis + 1 else [node.lengths(index, axis + 1)]
-    shape, known = dims(node.input(index)), known_lengths(node.input(index))
-    free = known is not None and all(known)
-    merged = op.ints([-1]) if free else op.Mul(node.length, node.lengths(index, axis, axis + 1))
-    result = op.Reshape(value, op.joined(*parts, merged, *rest), allowzero=1)
-    if shape is not None:
-        result.shape = ir.Shape([*shape[:axis], None, *shape[axis + 1 :]])
-    return result
-
-
-def unfold(op: Builder, node: Rows, value: ir.Value, row: ir.Value, batch: ir.Value, axis: int = 0) -> ir.Value:
-    """The same back, for a result that is `row` for one row; `batch`: the length d, which is at an axis."""
-    shape, known = dims(row), known_lengths(row)
-    if known is not None and all(known):
-        parts = [op.ints(known[:axis])] if axis else []
-        whole = op.Reshape(value, op.joined(*parts, op.ints([-1, *known[axis:]])))
-    else:
-        front = [op.Shape(value, end=axis)] if axis else []
-        rest = [] if shape is not None and len(shape) == axis + 1 else [op.Shape(value, start=axis + 1)]
-        whole = op.Reshape(value, op.joined(*front, node.length, batch, *rest), allowzero=1)
-    return whole if not axis or shape is None else moved(op, whole, len(shape) + 1, axis, 0)
 
 
 @batching(*FOLDED)
@@ -84,6 +54,7 @@ def _folded(op: Builder, node: Rows, data: tuple[int, ...]) -> Answer:
     return unfold(op, node, y, node.output(), node.lengths(0, 0, 1))
 
 
+@batching("AffineGrid")
 @batching(*SHAPED, domain=DOMAIN)
 def shaped(op: Builder, node: Rows) -> Answer:
     """The same where the shape of the result is given."""

@@ -4,6 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.batching.elementwise import aligned
+from onnx_backprop.converters.reverse.batching.folding import moved
 from onnx_backprop.converters.reverse.batching.registry import (
     Answer,
     Rows,
@@ -107,12 +108,25 @@ def tile(op: Builder, node: Rows) -> Answer:
 
 @batching("Pad")
 def pad(op: Builder, node: Rows) -> Answer:
-    """The pads of a row's axes, which are named."""
-    rank = node.known_rank(0)
-    if not node.only(0) or (rank is None and not node.has(3)):
+    """No pads for the rows. All axes are written out: onnxruntime moves a Transpose past a Pad that names some, wrongly."""
+    rank, pads, axes = node.known_rank(0), node.input(1), node.constant(3)
+    if not node.only(0) or rank is None:
         return None
-    named = shifted(op, node.input(3)) if node.has(3) else op.ints(list(range(1, 1 + (rank or 0))))
-    return node.again([node.value(0), node.value(1), node.value(2), named])
+    given = node.constant(1)
+    if node.has(3) and (axes is None or given is None):
+        places = op.Cast(node.input(3), to=ir.DataType.INT64)
+        places = op.Add(op.Where(op.Less(places, 0), op.Add(places, rank), places), 1)
+        pairs = op.Reshape(pads, [2, -1])
+        zeros = op.constant(np.zeros((2, rank + 1), np.int64))
+        pairs = op.ScatterElements(zeros, op.Expand(places, op.Shape(pairs)), pairs, axis=1)
+        return node.again([node.value(0), op.Reshape(pairs, [-1]), node.value(2)])
+    if given is None:
+        none, parts = op.ints([0]), [op.Slice(pads, [n], [n + rank]) for n in (0, rank)]
+        return node.again([node.value(0), op.joined(none, parts[0], none, parts[1]), node.value(2)])
+    axes = np.arange(rank) if axes is None else axes
+    whole = np.zeros((2, rank + 1), np.int64)
+    whole[:, axes % rank + 1] = given.reshape(2, -1)
+    return node.again([node.value(0), op.ints(whole.ravel().tolist()), node.value(2)])
 
 
 @batching("Slice")
@@ -129,15 +143,6 @@ def slice_(op: Builder, node: Rows) -> Answer:
         dtype = np.int64 if starts.dtype is None else starts.dtype.numpy()
         axes = op.constant(np.arange(1, 1 + count[0], dtype=dtype))
     return node.again([node.value(0), starts, node.input(2), axes, *node.values()[4:]])
-
-
-def moved(op: Builder, value: ir.Value, rank: int, source: int, target: int) -> ir.Value:
-    """The value with one axis at another place."""
-    if source == target:
-        return value
-    perm = [axis for axis in range(rank) if axis != source]
-    perm.insert(target, source)
-    return op.Transpose(value, perm=perm)
 
 
 @batching("Gather")

@@ -6,7 +6,7 @@ import string
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.batching.folds import fold, unfold
+from onnx_backprop.converters.reverse.batching.folding import fold, unfold
 from onnx_backprop.converters.reverse.batching.registry import Answer, Rows, batching
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, known_lengths

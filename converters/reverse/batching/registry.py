@@ -41,7 +41,8 @@ def batching(*op_types: str, domain: str = "") -> Callable[[BatchingRule], Batch
 class Rows(Forward):
     """A node of one row: `input(i)` and `rank(i)` are those of a row, `value(i)` and `rows(i)` have all rows.
 
-    length: how many rows there are, 1-D int64 of one entry.
+    length: how many rows there are, 1-D int64 of one entry. folded: values (n, d, …) that were made as (n · d, …), with
+    these: between convolutions and what follows nothing stands that keeps onnxruntime from fusing them.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class Rows(Forward):
         batched: Mapping[ir.Value, ir.Value],
         length: ir.Value,
         results: Collection[ir.Value],
+        folded: dict[ir.Value, ir.Value],
     ) -> None:
         super().__init__(node, set(), 0)
         self._op, self._batched, self.length, self._results = op, batched, length, results
+        self.folded = folded
 
     @property
     def count(self) -> int:

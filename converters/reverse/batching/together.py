@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import known_lengths
+from onnx_backprop.opset.functions.declared import operator
 from onnx_backprop.opset.graphs.walk import is_standard, subgraphs, values_read
 
 # Inputs whose numbers decide the shape of a result; () for all of them.
@@ -59,6 +60,8 @@ def _decided_by(node: ir.Node, differing: set[ir.Value]) -> bool:
         return True
     if node.op_type.startswith("Reduce") and is_standard(node):
         return len(node.inputs) > 1 and node.inputs[1] in differing
+    if (op := operator(node)) is not None:
+        return any(v in differing and not spec.tensor for v, spec in zip(node.inputs, op.inputs, strict=False))
     if not is_standard(node):
         return True
     places = _SHAPED_BY.get(node.op_type)

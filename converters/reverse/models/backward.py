@@ -22,9 +22,11 @@ from onnx_backprop.converters.reverse.models.differentiation import Differentiat
 from onnx_backprop.converters.reverse.models.faults import avoid_faults
 from onnx_backprop.opset.core.mapped import whole_if_possible
 from onnx_backprop.opset.core.progress import shown
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.half import note_optimisers
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, attach_kernels, check_kernels
 from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.types import type_dims
 from onnx_backprop.opset.graphs.walk import is_standard
 
 
@@ -167,6 +169,7 @@ class Draft:
         self._how = {"straight_through": straight_through, "strict": strict, "checkpoint": checkpoint}
         self._progress: Progress = progress
         self._one_row: OneRow | None = None
+        self._came = model
         if ready and isinstance(model, ModelProto):
             self.original, self.model = model, to_ir(model)
         else:
@@ -184,7 +187,9 @@ class Draft:
     def take_one_row(self, per_sample: PerSample) -> None:
         """Let what follows be of one row of a batch, until `spread_rows`; nothing where `per_sample` is False."""
         if per_sample is not False:
-            self._one_row = take_one_row(self.graph, per_sample)
+            outputs = load(self._came, mapped=True).graph.output
+            declared = {value.name: type_dims(value.type) or () for value in outputs}
+            self._one_row = take_one_row(self.graph, per_sample, declared)
             self.infer_types()
 
     def spread_rows(self, derivative: Derivative) -> None:
