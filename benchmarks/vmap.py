@@ -54,7 +54,7 @@ def built(nodes: str, row: str, weights: dict[str, tuple[int, ...]], batch: str)
     rng = np.random.default_rng(0)
     values = {name: np.abs(rng.standard_normal(shape) / 8).astype(np.float32) for name, shape in weights.items()}
     values |= {"last": np.array([-1])} if "last" in nodes else {}
-    values |= {"scales": np.float32([1, 1, 2, 2])} if "scales" in nodes else {}
+    values |= {"scales": np.array([1, 1, 2, 2], np.float32)} if "scales" in nodes else {}
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
     return model
 
@@ -98,7 +98,9 @@ def main() -> None:
             "vmap": lambda mapped=mapped, x=x: mapped.run(None, {"x": x[:, None]}),
             "loop": lambda single=single, rows=rows: [single.run(None, {"x": row}) for row in rows],
         })  # fmt: skip
-        print(f"{name} | {' | '.join(f'{value:.3f}' for value in found.values())} | {found['vmap'] / found['batch']:.2f}")
+        print(
+            f"{name} | {' | '.join(f'{value:.3f}' for value in found.values())} | {found['vmap'] / found['batch']:.2f}"
+        )
     print(f"gradients of {N} rows by weights, ms | sum of a batch | per_sample | loop")
     for name in ("network of products", "network of convolutions", "attention", "LSTM"):
         nodes, row, weights = CALLS[name]
@@ -107,7 +109,7 @@ def main() -> None:
         each = session(ob.training_graph(model, loss="mse", per_sample=True).model)
         sums = session(plain)
         x = np.random.default_rng(1).standard_normal((N, *map(int, row.split(",")))).astype(np.float32)
-        y = session(model).run(None, {"x": x})[0]
+        y = np.asarray(session(model).run(None, {"x": x})[0])
         rank, axis = y.ndim, 1 if name == "LSTM" else 0
         rows = [(x[n : n + 1], np.take(y, [n], axis)) for n in range(N)]
         found = milliseconds({

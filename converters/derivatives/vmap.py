@@ -85,9 +85,9 @@ def _check_axis(value: ir.Value, axis: object, argument: str) -> None:
         )
 
 
-def _out_axes(graph: ir.Graph, out_axes: object) -> dict[str, int]:
+def _out_axes(graph: ir.Graph, out_axes: int | Mapping[str, int]) -> dict[str, int]:
     outputs = {str(value.name): value for value in graph.outputs}
-    given = dict.fromkeys(outputs, out_axes) if not isinstance(out_axes, Mapping) else dict(out_axes)
+    given: dict[str, int] = dict.fromkeys(outputs, out_axes) if not isinstance(out_axes, Mapping) else dict(out_axes)
     if isinstance(out_axes, Mapping):
         pick(list(given), outputs, argument="out_axes", what="an output")
     for name, axis in given.items():

@@ -203,10 +203,11 @@ class TrainingDraft(Draft):
         """`take_one_row`, of the targets too."""
         self.take_one_row(per_sample)
         for value in self.graph.inputs if per_sample is not False else ():
-            if value.name in self.targets and isinstance(next(iter(dims(value) or ("?",)), 0), str):
+            shape = dims(value)
+            if value.name in self.targets and (shape is None or (shape and not isinstance(shape[0], int))):
                 raise InvalidArgumentError(
-                    f"the rows of {value.name!r}, of the shape {list(dims(value) or ('?',))}, are not known to be those of the "
-                    f"other inputs. Name it too, as per_sample=['x', {value.name!r}]",
+                    f"the rows of {value.name!r}, of the shape {list(shape or ['unknown'])}, are not known to be those "
+                    f"of the other inputs. Name it too, as per_sample=['x', {value.name!r}]",
                     "per_sample",
                 )
 

@@ -16,7 +16,7 @@ import onnx
 from onnx import ModelProto
 
 import onnx_backprop as ob
-from tests.conformance.derivatives import run_named
+from tests.conformance.derivatives import run_named, told
 from tests.conformance.operators import FORMS, cases
 from tests.support.gradient_checks import SEED, Case, Feeds, build
 
@@ -38,7 +38,9 @@ def by_loop(model: ModelProto, feeds: Sequence[Feeds]) -> Feeds:
 
 def compared(model: ModelProto, axes: Sequence[str], feeds: Feeds) -> str:
     """Whether `vmap` over axis 0 of some inputs gives what the loop gives; `feeds`: of one row."""
-    rows = [{k: in_rows(v, n) if k in axes and v.dtype.kind in "fb" else v for k, v in feeds.items()} for n in range(ROWS)]
+    rows = [
+        {k: in_rows(v, n) if k in axes and v.dtype.kind in "fb" else v for k, v in feeds.items()} for n in range(ROWS)
+    ]
     try:
         expected = by_loop(model, rows)
     except Exception as e:  # noqa: BLE001 - what onnxruntime does not run, or rows that do not stack
@@ -111,7 +113,9 @@ def verdict(answer: str) -> str:
     return kind if kind in ("right", "refused", "not run") else "wrong"
 
 
-def report(chosen: Iterable[Case], forms: Sequence[str] = FORMS) -> tuple[dict[str, dict[str, Counter[str]]], list[str]]:
+def report(
+    chosen: Iterable[Case], forms: Sequence[str] = FORMS
+) -> tuple[dict[str, dict[str, Counter[str]]], list[str]]:
     """Counts of verdicts by operator and mode, and what is wrong."""
     counts: defaultdict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     wrong: list[str] = []
@@ -125,18 +129,31 @@ def report(chosen: Iterable[Case], forms: Sequence[str] = FORMS) -> tuple[dict[s
     return dict(counts), wrong
 
 
-if __name__ == "__main__":
-    asked = sys.argv[1:]
-    part = [int(n) for n in asked.pop(0).split("/")] if asked and "/" in asked[0] else [0, 1]
-    bad: list[str] = []
+def section(counts: dict[str, dict[str, Counter[str]]]) -> str:
+    """The page's part: one line per operator, a column for the model, its gradients and its tangents."""
+    lines = [
+        "## Many rows at once",
+        "",
+        f"The same cases as in Operators, each with all dimensions known and with all unknown: `vmap` over {ROWS} rows of the "
+        "model, of its `vjp` and of its `jvp`, against a loop over rows of the model without it in onnxruntime, to "
+        f"{TOLERANCE:g} of the largest number; types and shapes are equal. The model by all inputs that it is differentiated "
+        "by, by each of them alone, and by all inputs. Not run is what the loop does not run, or rows of different shapes.",
+        "",
+        "| operator | model | vjp | jvp |",
+        "|---|---|---|---|",
+    ]
     total: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for number, one in enumerate(c for c in cases() if not asked or c.op in asked):
-        if number % part[1] != part[0]:
-            continue
-        found, wrong = report([one])
-        for modes in found.values():
-            for mode, verdicts in modes.items():
-                total[mode] += verdicts
-        for what in wrong:
-            print(f"WRONG: {what[:500]}", flush=True)
-    print({mode: dict(verdicts) for mode, verdicts in total.items()})
+    for name in sorted(counts):
+        found = [counts[name].get(mode, Counter[str]()) for mode in MODES]
+        for mode, one in zip(MODES, found, strict=True):
+            total[mode] += one
+        lines.append(f"| {name} | {' | '.join(map(told, found))} |")
+    lines.append(f"| **all** | {' | '.join(told(total[mode], '**') for mode in MODES)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    every = [c for c in cases() if not sys.argv[1:] or c.op in sys.argv[1:]]
+    found, bad = report(every)
+    print(section(found))
+    print("\n".join(f"WRONG: {what[:600]}" for what in bad))

@@ -1,4 +1,4 @@
-"""A new axis on inputs of a model and on all its outputs, anywhere in their shapes; rows alone, and all of them again."""
+"""A new axis on inputs of a model and on all its outputs; one row of a batch, and all of them again."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def add_axis(
             if new is not value:
                 new.shape = ir.Shape([*shape[:axis], symbol, *shape[axis:]])
         if new is not value:
-            new.dtype = value.dtype
+            new.type = value.type
             value.name, new.name = op.unique(f"{name}_rows"), name
             graph.outputs[place] = new
     drop_unread(op.nodes, graph.outputs)
@@ -62,10 +62,8 @@ def add_axis(
         model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
 
 
-def _whole(
-    op: Builder, graph: ir.Graph, seed: ir.Value, axis: int, symbol: str, gone: Sequence[int]
-) -> ir.Value:
-    """A new input in the place of one of a row; returned with the rows in front, and the axes that go as they were."""
+def _whole(op: Builder, graph: ir.Graph, seed: ir.Value, axis: int, symbol: str, gone: Sequence[int]) -> ir.Value:
+    """A new input in the place of one of a row; returned with the rows in front, and the axes that go."""
     shape = dims(seed)
     new = ir.Value(name=seed.name, type=seed.type)
     if seed.is_initializer():
@@ -106,7 +104,7 @@ class OneRow:
     before: Mapping[str, Dims | None]
 
     def axis(self, name: str, alone: Dims | None) -> int | None:
-        """Where a value has the rows: its length had their symbol, or was not known and is 1 in the shape of one row."""
+        """Where a value has the rows: the length had their symbol, or was not known and is 1 for one row."""
         shape = self.before.get(name) or ()
         if alone is None or len(alone) != len(shape):
             return None
@@ -137,10 +135,10 @@ class OneRow:
 
 
 def take_one_row(graph: ir.Graph, per_sample: PerSample, declared: Mapping[str, Dims]) -> OneRow:
-    """Let the batch have the length 1: axis 0 of the inputs that `per_sample` names, else of all that have a symbol there.
+    """Let the batch have the length 1: axis 0 of inputs that `per_sample` names, else of all that have a symbol there.
 
-    Other inputs may have that symbol at another axis, as a first state of an RNN. declared: shapes of outputs in the file,
-    believed where the rows are not found otherwise: an axis of another length than 1 there fails the run.
+    Other inputs may have that symbol at another axis, as a first state of an RNN. declared: shapes of outputs in the
+    file, believed where the rows are not found otherwise: an axis of another length than 1 there fails the run.
 
     Errors: InvalidArgumentError, which names the inputs whose rows are not known. A warning for what mixes rows.
     """
@@ -152,8 +150,8 @@ def take_one_row(graph: ir.Graph, per_sample: PerSample, declared: Mapping[str, 
     mixing = [label(node) for node in all_nodes(graph) if _in_training(node)]
     if mixing:
         warn(
-            f"per_sample: BatchNormalization {', '.join(map(repr, mixing))} in training mode has the statistics of each "
-            "row alone. Export the model in evaluation mode"
+            f"per_sample: BatchNormalization {', '.join(map(repr, mixing))} in training mode has the statistics of "
+            "each row alone. Export the model in evaluation mode"
         )
     before: dict[str, Dims | None] = {}
     for one in (graph, *(inner for node in all_nodes(graph) for inner in subgraphs(node))):
@@ -182,10 +180,8 @@ def _symbols_of_rows(inputs: Mapping[str, Dims | None], per_sample: PerSample) -
         found = {length for length in first.values() if isinstance(length, str)}
         if unclear or len(found) > 1:
             unclear = unclear or [name for name, length in first.items() if isinstance(length, str)]
-            raise InvalidArgumentError(
-                f"which axis has the rows is not known of {', '.join(f'{n!r} {_shown(inputs[n])}' for n in unclear)}. {advice}",
-                "per_sample",
-            )
+            shapes = ", ".join(f"{name!r} {_shown(inputs[name])}" for name in unclear)
+            raise InvalidArgumentError(f"which axis has the rows is not known of {shapes}. {advice}", "per_sample")
         if not found:
             shapes = ", ".join(f"{name!r} {_shown(shape)}" for name, shape in inputs.items())
             raise InvalidArgumentError(

@@ -51,7 +51,7 @@ def unfold(op: Builder, node: Rows, value: ir.Value, row: ir.Value, batch: ir.Va
 
 
 def elementwise_folded(op: Builder, node: Rows) -> ir.Value | None:
-    """An elementwise operator of what was folded, folded itself; None where some operand is not, or broadcasts a batch."""
+    """An elementwise operator of what was folded, folded itself; None where an operand is not, or broadcasts."""
     batches, rank = set[object](), len(dims(node.output()) or ())
     if not rank or not node.folded:
         return None
@@ -62,8 +62,8 @@ def elementwise_folded(op: Builder, node: Rows) -> ir.Value | None:
         if shape is None or (node.is_batched(n) and (value not in node.folded or len(shape) != rank)):
             return None
         if node.is_batched(n):
-            batches.add(shape[0])
-        elif len(shape) == rank and shape[0] != 1:
+            batches.update(shape[:1])
+        elif len(shape) == rank and shape[:1] != (1,):
             return None
     if len(batches) != 1 or None in batches:
         return None

@@ -132,5 +132,3 @@ def recurrent(op: Builder, node: Rows) -> Answer:
         unfold(op, node, y, row, batch, axis) if row.name else y
         for y, row, axis in zip(made, node.node.outputs, places.outputs, strict=False)
     ]
-
-

@@ -108,7 +108,10 @@ def tile(op: Builder, node: Rows) -> Answer:
 
 @batching("Pad")
 def pad(op: Builder, node: Rows) -> Answer:
-    """No pads for the rows. All axes are written out: onnxruntime moves a Transpose past a Pad that names some, wrongly."""
+    """No pads for the rows.
+
+    All axes are written out: onnxruntime moves a Transpose past a Pad that names some, and takes its pads for others'.
+    """
     rank, pads, axes = node.known_rank(0), node.input(1), node.constant(3)
     if not node.only(0) or rank is None:
         return None
@@ -156,8 +159,8 @@ def gather(op: Builder, node: Rows) -> Answer:
         return None
     axis = axis + rank if axis < 0 else axis
     if node.only(1):
-        return moved(op, *node.again(node.values()), rank + width, axis, 0)
-    data = moved(op, node.value(0), rank + 1, axis + 1, 1)
+        return moved(op, node.again(node.values())[0], rank + width, axis, 0)
+    data = moved(op, node.rows(0), rank + 1, axis + 1, 1)
     indices = op.Unsqueeze(node.value(1), [width + 1])
     found = op.GatherND(data, _int64(op, indices, node), batch_dims=1)  # (n, *indices, other axes)
     total = 1 + width + rank - 1
@@ -198,5 +201,3 @@ def scatter_nd(op: Builder, node: Rows) -> Answer:
     front = op.joined(op.Shape(indices, end=rank), op.ints([1]))
     numbers = op.Expand(op.Reshape(numbers, op.ints([-1, *[1] * rank])), front)
     return node.again([node.rows(0), op.Concat(numbers, indices, axis=-1), node.rows(2)])
-
-

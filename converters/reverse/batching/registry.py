@@ -1,7 +1,7 @@
 """The table of batching rules, and what a rule sees: a node of one row, and its inputs with all rows along axis 0.
 
-A rule is `rule(op, node) -> a value with the rows along axis 0 for each output`; for one output the value alone will do,
-`Shared` of a value that is the same for all rows. None: the rule does not serve this node, which goes into a Scan.
+A rule is `rule(op, node) -> a value with the rows along axis 0 for each output`; for one output the value alone will
+do, and `Shared` of one that is the same for all rows. None: the rule does not serve this node.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -106,11 +106,14 @@ class Rows(Forward):
 
     def again(self, inputs: Sequence[Any], **changed: Any) -> list[ir.Value]:
         """The same operator of other inputs, with some attributes changed; None takes one away."""
-        attributes = {name: attribute.value for name, attribute in self.node.attributes.items() if attribute.value != []}
+        attributes = {
+            name: attribute.value for name, attribute in self.node.attributes.items() if attribute.value != []
+        }
         outputs = len(self.node.outputs)
         made = self._op.emit(self.op_type, inputs, attributes | changed, outputs=outputs, domain=self.node.domain)
         for value, row in zip(made, self.node.outputs, strict=True):
-            value.dtype = row.dtype
+            if row.dtype is not None:
+                value.dtype = row.dtype
             if not row.name:
                 value.name = ""
         return list(made)

@@ -49,7 +49,9 @@ def shaped_like(made: Derivative) -> dict[str, list[str]]:
     """{a seed or a result: the values whose shapes it has, one after the other}."""
     shapes = {seed: [of] for of, seed in made.seeds.items()}
     for first, entry in made.results.items():
-        shapes |= {name: [first, second] for second, name in entry.items()} if isinstance(entry, dict) else {entry: [first]}
+        shapes |= (
+            {name: [first, second] for second, name in entry.items()} if isinstance(entry, dict) else {entry: [first]}
+        )
     return shapes
 
 

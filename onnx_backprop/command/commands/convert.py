@@ -14,6 +14,7 @@ from onnx_backprop.command.options import NO_LOSS, ROWS, free_of, numbers_of, sa
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.converters.derivatives.dense import hessian, jacobian
 from onnx_backprop.converters.derivatives.products import hvp, jvp, scalar_gradient, vjp
+from onnx_backprop.converters.derivatives.vmap import vmap
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.reverse.models.backward import backward
 from onnx_backprop.converters.reverse.models.derivatives import derivatives
@@ -33,6 +34,7 @@ MODES: dict[str, Callable[..., ModelProto]] = {
     "hvp": hvp,
     "jacobian": jacobian,
     "hessian": hessian,
+    "vmap": vmap,
 }
 BATCHED = ("vjp", "jvp", "hvp")
 
@@ -50,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
             lines = [("inputs", _required(result)), ("outputs", _names(result.graph.output))]
         elif arguments.loss is None:
             result = differentiated(arguments, model)
-            lines = [("inputs", _required(result)), (arguments.mode or "gradients", results(result))]
+            added = _names(result.graph.output) if arguments.mode == "vmap" else results(result)
+            lines = [("inputs", _required(result)), (arguments.mode or "gradients", added)]
         else:
             graph = training_graph(
                 model,
@@ -73,6 +76,10 @@ def differentiated(arguments: argparse.Namespace, model: ModelProto) -> ModelPro
     mode = arguments.mode or "backward"
     if arguments.batched and mode not in BATCHED:
         raise InvalidArgumentError(f"--batched: goes with --mode {', '.join(BATCHED)}, got {mode}")
+    if mode == "vmap":
+        return _mapped(arguments, model)
+    if arguments.axes:
+        raise InvalidArgumentError(f"--axes: goes with --mode vmap, got {mode}")
     more = {"batched": True} if arguments.batched else {}
     return MODES[mode](
         model,
@@ -87,6 +94,20 @@ def differentiated(arguments: argparse.Namespace, model: ModelProto) -> ModelPro
         checkpoint=arguments.checkpoint,
         **more,
     )
+
+
+def _mapped(arguments: argparse.Namespace, model: ModelProto) -> ModelProto:
+    """`vmap` over the axes that --axes names."""
+    others = ("wrt", "of", "stop", "free", "straight_through", "strict", "checkpoint")
+    if stray := [name for name in others if getattr(arguments, name)]:
+        raise InvalidArgumentError(f"{', '.join(f'--{name}' for name in stray)}: does not go with --mode vmap")
+    axes: dict[str, int] = {}
+    for text in arguments.axes or ():
+        name, _, axis = text.rpartition(":")
+        if not (name and axis.removeprefix("-").isdecimal()):
+            raise InvalidArgumentError(f"--axes: expected INPUT:AXIS, as x:0, got {text!r}")
+        axes[name] = int(axis)
+    return vmap(model, axes, kernels=arguments.kernels, inline=arguments.inline)
 
 
 def results(model: ModelProto) -> list[str]:
@@ -110,7 +131,7 @@ def _required(model: ModelProto) -> list[str]:
 
 def _check_options(arguments: argparse.Namespace) -> None:
     with_loss = ("prediction", "trainable", "frozen", "tie", "untie", "precision", "memory", "lengths")
-    without_loss = ("of", "mode", "batched")
+    without_loss = ("of", "mode", "batched", "axes")
     if arguments.loss is None:
         stray = [name for name in with_loss if getattr(arguments, name)]
         hint = f"go with --loss ({', '.join(LOSSES)}, or {NO_LOSS} for a model that computes its own)"
@@ -178,7 +199,11 @@ COMMAND = Command(
         argument(
             "--mode",
             choices=tuple(MODES),
-            help="which derivative, by the name of the function that makes it (default: backward)",
+            help="which derivative, by the name of the function that makes it (default: backward); vmap: the model for "
+            "many rows at once",
+        ),
+        argument(
+            "--axes", nargs="+", action="extend", metavar="INPUT:AXIS", help="where vmap puts the new axis, as x:0"
         ),
         flag("--batched", help="several seeds in one run (vjp, jvp, hvp)"),
         *shared("--of", "--stop", "--free", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
+from tests.support.adjoint import run as run_session
 
 SEED = 23
 ROWS = 5
@@ -27,7 +29,7 @@ def model_of(text: str, **weights: np.ndarray) -> ModelProto:
 
 def run(model: ModelProto, feeds: Feeds) -> Feeds:
     session = ob.session(model)
-    return dict(zip([value.name for value in session.get_outputs()], session.run(None, feeds), strict=True))
+    return dict(zip([value.name for value in session.get_outputs()], run_session(session, feeds), strict=True))
 
 
 # {name: the model, the shapes of rows of its inputs}
@@ -105,8 +107,15 @@ def test_gradients(name: str) -> None:
     options = {"wrt": [*floats, *weights], "of": ["y"]}
     made = ob.backward(model, per_sample=True, **options)
     y = run(model, feeds_of(shapes))["y"]
-    check(made, ob.backward(model, **options), feeds_of(shapes) | {"y_grad": drawn(*y.shape)}, lambda n: n in ("y", *(f"{f}_grad" for f in floats)))
-    assert [node.op_type for node in made.graph.node if node.op_type == "Scan"] == (["Scan"] if "recurrent" in name else [])
+    check(
+        made,
+        ob.backward(model, **options),
+        feeds_of(shapes) | {"y_grad": drawn(*y.shape)},
+        lambda n: n in ("y", *(f"{f}_grad" for f in floats)),
+    )
+    assert [node.op_type for node in made.graph.node if node.op_type == "Scan"] == (
+        ["Scan"] if "recurrent" in name else []
+    )
     assert ob.derivatives(made)[-1] == ob.derivatives(ob.backward(model, **options))[-1]
 
 
@@ -119,7 +128,8 @@ def test_jacobians(name: str, direction: str) -> None:
     got = run(ob.jacobian(model, ["x", weight], ["y"], direction=direction, per_sample=True), feeds)
     plain = ob.session(ob.jacobian(model, ["x", weight], ["y"], direction=direction))
     for n in range(ROWS):
-        y, by_x, by_w = plain.run(["y", "y_jacobian_x", f"y_jacobian_{weight}"], {"x": feeds["x"][n : n + 1]})
+        names = ["y", "y_jacobian_x", f"y_jacobian_{weight}"]
+        y, by_x, by_w = (np.asarray(value) for value in plain.run(names, {"x": feeds["x"][n : n + 1]}))
         axis = y.ndim
         np.testing.assert_allclose(got["y_jacobian_x"][n], np.take(by_x[0], 0, axis - 1), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(got[f"y_jacobian_{weight}"][n], by_w[0], rtol=1e-4, atol=1e-5)
@@ -139,9 +149,13 @@ def test_training_graphs(name: str, loss: str) -> None:
 
 
 def test_a_number_for_each_row_is_seeded_with_1() -> None:
-    model = model_of("(float[N, 3] x) => (float[N] e) { s = Mul(x, x) e = ReduceSum<keepdims = 0>(s, one) }", one=np.array([1]))
+    model = model_of(
+        "(float[N, 3] x) => (float[N] e) { s = Mul(x, x) e = ReduceSum<keepdims = 0>(s, one) }", one=np.array([1])
+    )
     x = drawn(ROWS, 3)
-    np.testing.assert_allclose(run(ob.backward(model, wrt=["x"], per_sample=True), {"x": x})["x_grad"], 2 * x, rtol=1e-6)
+    np.testing.assert_allclose(
+        run(ob.backward(model, wrt=["x"], per_sample=True), {"x": x})["x_grad"], 2 * x, rtol=1e-6
+    )
 
 
 def test_a_mean_over_rows_has_a_row_each() -> None:
@@ -160,8 +174,10 @@ def test_a_file_of_one_row_that_is_set_free() -> None:
 
 def test_what_mixes_rows_has_a_warning() -> None:
     text = "(float[N, 2, 4] x) => (float[N, 2, 4] y) { y, p, q = BatchNormalization<training_mode = 1>(x, s, b, m, v) }"
-    model = model_of(text, s=drawn(2), b=drawn(2, seed=1), m=drawn(2, seed=2), v=np.float32([1, 2]))
-    with pytest.warns(ob.OnnxBackpropWarning, match="BatchNormalization 'y' in training mode has the statistics of each row"):
+    model = model_of(text, s=drawn(2), b=drawn(2, seed=1), m=drawn(2, seed=2), v=np.array([1, 2], np.float32))
+    with pytest.warns(
+        ob.OnnxBackpropWarning, match="BatchNormalization 'y' in training mode has the statistics of each row"
+    ):
         ob.backward(model, wrt=["s"], per_sample=True)
 
 
@@ -177,9 +193,9 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("text", "per_sample", "message"), REFUSALS)
-def test_refusals(text: str, per_sample: object, message: str) -> None:
+def test_refusals(text: str, per_sample: Any, message: str) -> None:
     with pytest.raises(ob.InvalidArgumentError, match=message):
-        ob.backward(model_of(text), wrt=["x"], per_sample=per_sample)  # type: ignore[arg-type]
+        ob.backward(model_of(text), wrt=["x"], per_sample=per_sample)
 
 
 def test_rows_at_another_axis() -> None:

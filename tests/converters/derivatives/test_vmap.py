@@ -12,6 +12,7 @@ from onnx import ModelProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.converters.reverse.batching.elementwise import POINTWISE
+from tests.support.adjoint import run as run_session
 from tests.support.renamed import STYLES, renamed
 
 SEED = 11
@@ -30,7 +31,7 @@ def drawn(*shape: int, seed: int = SEED) -> np.ndarray:
 
 def run(model: ModelProto, feeds: Feeds) -> Feeds:
     session = ob.session(model)
-    return dict(zip([value.name for value in session.get_outputs()], session.run(None, feeds), strict=True))
+    return dict(zip([value.name for value in session.get_outputs()], run_session(session, feeds), strict=True))
 
 
 def dims(model: ModelProto, name: str) -> list[int | str]:
@@ -51,7 +52,7 @@ def check(
     session = ob.session(model)
     names = [value.name for value in model.graph.output]
     assert list(got) == names
-    found = [dict(zip(names, session.run(None, row), strict=True)) for row in rows]
+    found = [dict(zip(names, run_session(session, row), strict=True)) for row in rows]
     for name in names:
         axis = out_axes if isinstance(out_axes, int) else out_axes.get(name, 0)
         want = np.stack([one[name] for one in found], axis)
@@ -189,6 +190,22 @@ CASES: dict[str, tuple[str, Feeds]] = {
         "(float[2] x) => (float[2] y, float[2] z, float[2] q) { y = Identity(x) z = Identity(y) q = Neg(x) }",
         {"x": drawn(3, 2)},
     ),
+    "indices": (
+        "(float[2, 4] x, int64[3] n) => (int64[2, 1] a, int64[1, 4] b, float[2, 4] h, float[5, 3] o, int64[2] s, int64 z) "
+        "{ a = ArgMax<axis = 1>(x) b = ArgMin(x) h = Hardmax(x) o = OneHot<axis = 0>(n, five, halves2) s = Shape(x) "
+        "z = Size(x) }",
+        {"x": drawn(3, 2, 4), "n": np.array([[0, 4, 2], [1, 1, 3], [2, 0, 0]])},
+    ),
+    "quantised numbers": (
+        "(float[1, 2, 4, 4] x, uint8[1, 2, 3, 3] u, uint8[4, 2] m) => (uint8[1, 2, 4, 4] q, int32[1, 3, 2, 2] c, "
+        "uint8[1, 3, 2, 2] d, int32[4, 3] p) { q = QuantizeLinear<axis = 1>(x, two_scales, two_zeros) c = ConvInteger(u, k8) "
+        "d = QLinearConv(u, tenth, zero8, k8, tenth, zero8, tenth, zero8) p = MatMulInteger(m, m8) }",
+        {
+            "x": drawn(3, 1, 2, 4, 4),
+            "u": np.random.default_rng(6).integers(0, 255, (3, 1, 2, 3, 3)).astype(np.uint8),
+            "m": np.random.default_rng(7).integers(0, 255, (3, 4, 2)).astype(np.uint8),
+        },
+    ),
     "types": (
         "(float16[2, 3] x, int64[2, 3] n, bool[3] b, double[3] d) => (float16[3] y, int64[2, 3] m, bool[2, 3] c, double[2, 3] e) "
         "{ w16 = Cast<to = 10>(halves) y = ReduceSum<keepdims = 0>(x, zero) m = Where(b, n, one) g = Greater(n, one) "
@@ -202,16 +219,20 @@ CASES: dict[str, tuple[str, Feeds]] = {
     ),
 }  # fmt: skip
 CONSTANTS: Feeds = {
-    "zero": np.array([0]), "one": np.array([1]), "two": np.array(2), "four": np.array(4), 
-    "w": drawn(1, 12, 2), "r": drawn(1, 12, 3), "ones": np.ones(2, np.float32), "zeros": np.zeros(2, np.float32), "mean": drawn(2), "var": np.float32([1, 2]),
-    "halves": drawn(3),
+    "zero": np.array([0]), "one": np.array([1]), "two": np.array(2), "four": np.array(4),
+    "w": drawn(1, 12, 2), "r": drawn(1, 12, 3), "ones": np.ones(2, np.float32), "zeros": np.zeros(2, np.float32), "mean": drawn(2), "var": np.array([1, 2], np.float32),
+    "halves": drawn(3), "five": np.array(5), "halves2": np.array([0.5, 2], np.float32), "two_scales": np.array([0.1, 0.3], np.float32),
+    "two_zeros": np.array([3, 100], np.uint8), "tenth": np.array(0.1, np.float32), "zero8": np.array(7, np.uint8),
+    "k8": np.arange(24).reshape(3, 2, 2, 2).astype(np.uint8), "m8": np.arange(6).reshape(2, 3).astype(np.uint8),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_forms(name: str) -> None:
     text, feeds = CASES[name]
-    read = {word for word in CONSTANTS if f"{word}" in text.replace(",", " ").replace(")", " ").replace("(", " ").split()}
+    read = {
+        word for word in CONSTANTS if f"{word}" in text.replace(",", " ").replace(")", " ").replace("(", " ").split()
+    }
     model = model_of(text, **{word: CONSTANTS[word] for word in read})
     inputs = {value.name for value in model.graph.input}
     own = {k: v for k, v in feeds.items() if k in inputs}
@@ -224,7 +245,12 @@ def test_every_elementwise_operator() -> None:
     for name in POINTWISE:
         schema = onnx.defs.get_schema(name, 24)
         count = max(schema.min_input, 2 if schema.max_input > 2 and name != "Clip" else 1)
-        attributes = {"Cast": "<to = 1>", "BitShift": '<direction = "LEFT">', "RegexFullMatch": None, "StringConcat": None}
+        attributes = {
+            "Cast": "<to = 1>",
+            "BitShift": '<direction = "LEFT">',
+            "RegexFullMatch": None,
+            "StringConcat": None,
+        }
         text = attributes.get(name, "")
         if text is None:
             continue  # of texts, above
@@ -234,7 +260,10 @@ def test_every_elementwise_operator() -> None:
             node = f"{name}{text}({', '.join(operands)})"
             if runs(node):
                 made.append(node)
-    assert {node.partition("<")[0].partition("(")[0] for node in made} == set(POINTWISE) - {"RegexFullMatch", "StringConcat"}
+    assert {node.partition("<")[0].partition("(")[0] for node in made} == set(POINTWISE) - {
+        "RegexFullMatch",
+        "StringConcat",
+    }
     outputs = ", ".join(f"y{n}" for n in range(len(made)))
     body = " ".join(f"y{n} = {node}" for n, node in enumerate(made))
     model = model_of(f"({OPERANDS}) => ({outputs}) {{ {body} }}", 24, CAST=np.zeros(1))
@@ -245,8 +274,8 @@ def test_every_elementwise_operator() -> None:
 
 OPERANDS = "float[2, 3] a, float a2, float16[2, 3] h, float16 h2, int64[2, 3] n, int64 n2, uint8[2, 3] u, uint8 u2, bool[2, 3] c, bool c2, float[3] v"
 FEEDS: Feeds = {
-    "a": np.random.default_rng(1).uniform(0.1, 0.9, (3, 2, 3)).astype(np.float32), "a2": np.float32([0.5, 2, 1.5]),
-    "h": np.random.default_rng(2).uniform(0.1, 0.9, (3, 2, 3)).astype(np.float16), "h2": np.float16([0.5, 2, 1.5]),
+    "a": np.random.default_rng(1).uniform(0.1, 0.9, (3, 2, 3)).astype(np.float32), "a2": np.array([0.5, 2, 1.5], np.float32),
+    "h": np.random.default_rng(2).uniform(0.1, 0.9, (3, 2, 3)).astype(np.float16), "h2": np.array([0.5, 2, 1.5], np.float16),
     "n": np.random.default_rng(3).integers(1, 9, (3, 2, 3)), "n2": np.array([1, 2, 3]),
     "u": np.random.default_rng(4).integers(1, 9, (3, 2, 3)).astype(np.uint8), "u2": np.array([1, 2, 3], np.uint8),
     "c": np.random.default_rng(5).integers(0, 2, (3, 2, 3)).astype(bool), "c2": np.array([True, False, True]),
@@ -303,7 +332,10 @@ def test_jacobian_between_two() -> None:
 @pytest.mark.parametrize("order", ["inside", "outside"])
 def test_products_in_any_order(order: str) -> None:
     """vmap of a vjp, jvp and hvp, and those of a vmap, are the same; seeds get the axis of what they belong to."""
-    model = model_of("(float[3] x) => (float s, float[2] y) { y = MatMul(x, w) t = Tanh(y) s = ReduceSum<keepdims = 0>(t) }", w=drawn(3, 2))
+    model = model_of(
+        "(float[3] x) => (float s, float[2] y) { y = MatMul(x, w) t = Tanh(y) s = ReduceSum<keepdims = 0>(t) }",
+        w=drawn(3, 2),
+    )
     x, v, u = drawn(4, 3), drawn(4, 3, seed=1), drawn(4, 2, seed=2)
     w = drawn(3, 2)
     f = lambda made: made if order == "inside" else ob.vmap(made, {"x": 0})  # noqa: E731
@@ -324,7 +356,11 @@ def test_products_in_any_order(order: str) -> None:
 def test_a_seed_that_all_rows_share() -> None:
     made = ob.vmap(ob.vjp(network(), ["x"], ["y"]), {"x": 0, "y_grad": None})
     assert dims(made, "y_grad") == [1, 3]
-    check(ob.vjp(network(), ["x"], ["y"]), {"x": drawn(3, 1, 4), "s": drawn(3), "y_grad": drawn(3, 1, 3)}, {"x": 0, "y_grad": 0})
+    check(
+        ob.vjp(network(), ["x"], ["y"]),
+        {"x": drawn(3, 1, 4), "s": drawn(3), "y_grad": drawn(3, 1, 3)},
+        {"x": 0, "y_grad": 0},
+    )
 
 
 @pytest.mark.parametrize("kernels", ["onnx", "native"])
