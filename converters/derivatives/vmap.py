@@ -45,7 +45,8 @@ def vmap(
     Every operator is served: one that has a batching rule by an operator for all rows, others by a Scan over them.
     A random operator that reads what differs between rows draws numbers for each row, any other once for all of them.
     Lengths that depend on numbers, as of NonZero, must be the same for all rows where they reach an output; otherwise
-    the run fails. A Scan takes no lengths from 0 rows: an output of one has the length 0 wherever it is not known.
+    the run fails. Where there is a Scan, onnxruntime takes 1 row at least. An output that is an input too becomes
+    `<x>_rows`.
 
     Raises: InvalidArgumentError (names that the model does not have, axes beyond its shapes), UnsupportedError where an
     output is no tensor.

@@ -38,12 +38,11 @@ def add_axis(
     op.prefix = "rows"
     seeds = [value for value in inputs_of(graph).values() if value.name in axes]
     stacked = [_whole(op, graph, seed, axes[str(seed.name)], symbol, gone.get(str(seed.name), ())) for seed in seeds]
-    rows = {str(value.name): dims(value) for value in graph.outputs}
+    rows = [(str(value.name), dims(value)) for value in graph.outputs]
     batch(graph, op, seeds, list(graph.outputs), model.opset_imports, stacked=stacked, symbol=symbol)
     op.prefix = "rows"
-    for place, value in enumerate(list(graph.outputs)):
-        name = str(value.name)
-        shape, new = rows[name], value
+    for place, (value, (name, shape)) in enumerate(zip(list(graph.outputs), rows, strict=True)):
+        new = value
         if drop := gone.get(name, ()):
             shape = None if shape is None else tuple(length for n, length in enumerate(shape) if n not in drop)
             new = op.Squeeze(new, [n + 1 for n in drop])
@@ -54,7 +53,7 @@ def add_axis(
                 new.shape = ir.Shape([*shape[:axis], symbol, *shape[axis:]])
         if new is not value:
             new.type = value.type
-            value.name, new.name = op.unique(f"{name}_rows"), name
+            value.name, new.name = op.unique(f"{name}_in_front"), value.name
             graph.outputs[place] = new
     drop_unread(op.nodes, graph.outputs)
     graph.extend(op.nodes)
@@ -73,7 +72,6 @@ def _whole(op: Builder, graph: ir.Graph, seed: ir.Value, axis: int, symbol: str,
         graph.inputs.insert(list(graph.inputs).index(seed), new)
     else:
         graph.inputs.extend([new, seed])
-    seed.name = op.unique(f"{seed.name}_of_row")
     if shape is None:
         return new
     kept = [length for n, length in enumerate(shape) if n not in gone]

@@ -45,7 +45,7 @@ def batch(
     seeds: graph inputs, which get that axis; results: graph outputs. What does not depend on the seeds is computed
     once. stacked: values with that axis, in the place of the seeds, which go from the inputs. symbol: its length.
     by_rules: False puts everything into one Scan. Returns what takes the place of the results, among the outputs too,
-    under their names.
+    under their names; `<x>_rows` is what an input that is an output too becomes.
     """
     rows: list[ir.Value] = []
     for seed in seeds:
@@ -66,7 +66,7 @@ def batch(
     graph.remove(inside)
     walk = _Walk(graph, op, batched, opsets, symbol, set(results))
     walk.take(inside, by_rules=by_rules)
-    names = [str(value.name) for value in results]
+    names = [str(seeds[rows.index(value)].name if value in rows else value.name) for value in results]
     made: list[ir.Value] = []
     for value in results:
         new = walk.result(value)
@@ -75,9 +75,11 @@ def batch(
         new.type, new.shape = value.type, None if value.shape is None else ir.Shape([symbol, *value.shape])
         made.append(new)
     for value in results:
-        value.name = op.unique(f"{value.name}_row")
+        if value.producer() is not None:
+            value.name = op.unique(f"{value.name}_row")
+    kept = {str(value.name) for value in (*graph.inputs, *graph.initializers.values(), *batched.values())}
     for place, name, new in sorted(zip(places, names, made, strict=True), key=lambda one: one[0]):
-        new.name = name
+        new.name = op.unique(f"{name}_rows") if name in kept else name
         graph.outputs.insert(place, new)
     return made
 
@@ -104,6 +106,7 @@ class _Walk:
         self._folded: dict[ir.Value, ir.Value] = {}
         self._readers: defaultdict[ir.Value, set[ir.Node]] = defaultdict(set)
         self._waiting: list[ir.Node] = []  # for a Scan
+        self._waited_for: set[ir.Value] = set()  # what they make
         self._bound: set[ir.Node] = set()
         self._kept: set[ir.Node] = set()  # emitted as they are
 
@@ -134,18 +137,22 @@ class _Walk:
 
     def _take(self, node: ir.Node, *, in_span: bool) -> None:
         reads = values_read(node)
-        waits = any(not reads.isdisjoint(other.outputs) for other in self._waiting)
+        waits = not reads.isdisjoint(self._waited_for)
         if not waits and reads.isdisjoint(self._batched):
             self._op.nodes.append(node)
             self._kept.add(node)
         elif node in self._bound or (waits and in_span) or subgraphs(node):
-            self._waiting.append(node)
+            self._wait(node)
         elif not self._by_rule(node, waits=waits):
             body = self._body(node)
             if body is None:
-                self._waiting.append(node)
+                self._wait(node)
             for inner in () if body is None else self._written_out(node, body):
                 self._take(inner, in_span=in_span)
+
+    def _wait(self, node: ir.Node) -> None:
+        self._waiting.append(node)
+        self._waited_for.update(node.outputs)
 
     def _by_rule(self, node: ir.Node, *, waits: bool) -> bool:
         """Whether a rule has served a node."""
@@ -206,7 +213,7 @@ class _Walk:
 
     def _scan(self) -> None:
         """Put the nodes that wait into a Scan over the rows of what they read."""
-        nodes, self._waiting = self._waiting, []
+        nodes, self._waiting, self._waited_for = self._waiting, [], set()
         op, group = self._op, set(nodes)
         ends = [
             value

@@ -98,6 +98,20 @@ def test_names(style: str) -> None:
     check(model, {names["x"]: drawn(3, 1, 4), names["s"]: drawn(3)}, {names["x"]: 0})
 
 
+def test_an_output_that_is_an_input() -> None:
+    """Inputs and weights keep their names, so that such an output gets another."""
+    model = model_of("(float[3] x, float[2] z) => (float[3] x, float[3] y, float[2] z, float[2] w) { y = Exp(x) }", w=drawn(2))
+    mapped = ob.vmap(model, {"x": 1}, {"x": 1, "y": 0})
+    onnx.checker.check_model(mapped, full_check=True)
+    x, z = drawn(3, 4), drawn(2)
+    got = run(mapped, {"x": x, "z": z})
+    assert list(got) == ["x_rows", "y", "z_rows", "w_rows"]
+    np.testing.assert_array_equal(got["x_rows"], x)
+    np.testing.assert_allclose(got["y"], np.exp(x.T), rtol=1e-5)
+    np.testing.assert_array_equal(got["z_rows"], np.tile(z, (4, 1)))
+    np.testing.assert_array_equal(got["w_rows"], np.tile(drawn(2), (4, 1)))
+
+
 def test_weights_of_an_ensemble() -> None:
     """An initializer that is named is an input without a default; one that is an input too loses its default."""
     model = network()
