@@ -42,7 +42,8 @@ def vmap(
             output that depends on none of the inputs is repeated.
         kernels, inline: see `backward`.
 
-    Every operator is served: one that has a batching rule by an operator for all rows, others by a Scan over them.
+    Every operator is served: one that has a batching rule by an operator for all rows, a branch or a loop of one course
+    for all rows by its bodies, others by a Scan over them.
     A random operator that reads what differs between rows draws numbers for each row, any other once for all of them.
     Lengths that depend on numbers, as of NonZero, must be the same for all rows where they reach an output; otherwise
     the run fails. Where there is a Scan, onnxruntime takes 1 row at least. An output that is an input too becomes

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.batching import axes, elementwise, folds, moves, products
+from onnx_backprop.converters.reverse.batching.control import batch_control, comes_apart, control_of
 from onnx_backprop.converters.reverse.batching.registry import RULES, Answer, Rows, Shared, repeated
 from onnx_backprop.converters.reverse.batching.together import spans
 from onnx_backprop.converters.reverse.builder import Builder
@@ -98,10 +99,11 @@ class _Walk:
         opsets: Mapping[str, int],
         symbol: Dim,
         wanted: set[ir.Value],
+        length: ir.Value | None = None,
     ) -> None:
         self._graph, self._op, self._batched, self._opsets = graph, op, batched, opsets
         self._symbol, self._wanted = symbol, wanted
-        self._length = op.length(next(iter(batched.values())), 0)
+        self._length = op.length(next(iter(batched.values())), 0) if length is None else length
         self._instead: dict[ir.Value, ir.Value] = {}
         self._folded: dict[ir.Value, ir.Value] = {}
         self._readers: defaultdict[ir.Value, set[ir.Node]] = defaultdict(set)
@@ -114,7 +116,9 @@ class _Walk:
         """All nodes, in their order."""
         for node in nodes:
             self._note_reads(node)
-        together, self._bound = spans(nodes, self._batched) if by_rules else ({0: len(nodes)}, set(nodes))
+        together, self._bound = {0: len(nodes)}, set(nodes)
+        if by_rules:
+            together, self._bound, _ = spans(nodes, self._batched, comes_apart)
         last = -1
         for n, node in enumerate(nodes):
             if n in together:
@@ -141,8 +145,11 @@ class _Walk:
         if not waits and reads.isdisjoint(self._batched):
             self._op.nodes.append(node)
             self._kept.add(node)
-        elif node in self._bound or (waits and in_span) or subgraphs(node):
+        elif node in self._bound or (waits and in_span):
             self._wait(node)
+        elif subgraphs(node):
+            if not self._by_bodies(node, waits=waits):
+                self._wait(node)
         elif not self._by_rule(node, waits=waits):
             body = self._body(node)
             if body is None:
@@ -174,6 +181,38 @@ class _Walk:
                 self._batched[row] = self._typed(new, row)
         detach(node)
         return True
+
+    def _by_bodies(self, node: ir.Node, *, waits: bool) -> bool:
+        """Whether the bodies of a branch or a loop have rows now."""
+        differing = self._batched | dict.fromkeys(self._waited_for)
+        control = control_of(node, differing)
+        if control is None:
+            return False
+        if waits:
+            self._scan()
+        self._op.prefix = named_after(label(node), node.op_type) or label(node)
+        values = [None if value is None else self._batched.get(value, value) for value in node.inputs]
+        states = [
+            self.result(value)
+            for value in node.inputs[control.first : control.first + control.states]
+            if value is not None
+        ]
+        made = batch_control(self._op, control, values, states, self._symbol, self._inside)
+        for row, new in zip(node.outputs, made, strict=True):
+            self._batched[row] = self._typed(new, row)
+        detach(node)
+        return True
+
+    def _inside(
+        self, body: ir.Graph, op: Builder, begin: dict[ir.Value, ir.Value], ends: Sequence[ir.Value]
+    ) -> list[ir.Value]:
+        """What the outputs of a body are with all rows, given what differs where it comes in."""
+        batched = self._batched | begin
+        nodes = descendants(body, batched)
+        body.remove(nodes)
+        walk = _Walk(body, op, batched, self._opsets, self._symbol, set(ends), self._length)
+        walk.take(nodes, by_rules=True)
+        return [walk.result(value) for value in ends]
 
     def _typed(self, new: ir.Value, row: ir.Value) -> ir.Value:
         if new.producer() is not None and new.name:

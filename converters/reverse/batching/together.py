@@ -4,7 +4,7 @@ A sequence, an optional value and a map have no axes; rows of a tensor whose sha
 between rows need not have one shape.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -12,6 +12,7 @@ from onnx_backprop.converters.reverse.known import known_lengths
 from onnx_backprop.opset.functions.declared import operator
 from onnx_backprop.opset.graphs.walk import is_standard, subgraphs, values_read
 
+ComesApart = Callable[[ir.Node, set[ir.Value]], bool]
 # Inputs whose numbers decide the shape of a result; () for all of them.
 _SHAPED_BY: Mapping[str, tuple[int, ...]] = {
     "AffineGrid": (1,), "BlackmanWindow": (0,), "CenterCropPad": (1,), "Col2Im": (1, 2), "Compress": (1,),
@@ -24,8 +25,13 @@ _SHAPED_BY: Mapping[str, tuple[int, ...]] = {
 }  # fmt: skip
 
 
-def spans(nodes: Sequence[ir.Node], seeds: Iterable[ir.Value]) -> tuple[dict[int, int], set[ir.Node]]:
-    """{the first: the last} position of nodes between which some value has no rows, and the nodes at such values."""
+def spans(
+    nodes: Sequence[ir.Node], seeds: Iterable[ir.Value], comes_apart: ComesApart
+) -> tuple[dict[int, int], set[ir.Node], set[ir.Value]]:
+    """{the first: the last} position of nodes between which some value has no rows; the nodes at such values; these.
+
+    comes_apart: whether a branch or a loop is batched by its bodies, so that its results have rows.
+    """
     differing = set(seeds)
     loose: dict[ir.Value, int] = {}
     found: dict[int, int] = {}
@@ -38,9 +44,9 @@ def spans(nodes: Sequence[ir.Node], seeds: Iterable[ir.Value]) -> tuple[dict[int
         if reads.isdisjoint(differing) or (is_standard(node, "Shape", "Size") and reads.isdisjoint(loose)):
             continue
         differing.update(node.outputs)
-        shaped = not reads.isdisjoint(loose) or _decided_by(node, differing)
+        shaped = not reads.isdisjoint(loose) or _decided_by(node, differing, comes_apart)
         for value in node.outputs:
-            if not _is_tensor(value) or (shaped and known_lengths(value) is None):
+            if not is_tensor(value) or (shaped and known_lengths(value) is None):
                 loose[value] = n
                 found.setdefault(n, n)
                 bound.add(node)
@@ -51,13 +57,13 @@ def spans(nodes: Sequence[ir.Node], seeds: Iterable[ir.Value]) -> tuple[dict[int
             merged[before] = max(merged[before], last)
         else:
             merged[first] = last
-    return merged, bound
+    return merged, bound, set(loose)
 
 
-def _decided_by(node: ir.Node, differing: set[ir.Value]) -> bool:
+def _decided_by(node: ir.Node, differing: set[ir.Value], comes_apart: ComesApart) -> bool:
     """Whether numbers that differ between rows may decide a shape."""
     if subgraphs(node):
-        return True
+        return not comes_apart(node, differing)
     if node.op_type.startswith("Reduce") and is_standard(node):
         return len(node.inputs) > 1 and node.inputs[1] in differing
     if (op := operator(node)) is not None:
@@ -70,5 +76,6 @@ def _decided_by(node: ir.Node, differing: set[ir.Value]) -> bool:
     return any(value in differing for n, value in enumerate(node.inputs) if not places or n in places)
 
 
-def _is_tensor(value: ir.Value) -> bool:
+def is_tensor(value: ir.Value) -> bool:
+    """Whether a value has axes."""
     return value.type is None or isinstance(value.type, ir.TensorType)

@@ -100,7 +100,9 @@ def test_names(style: str) -> None:
 
 def test_an_output_that_is_an_input() -> None:
     """Inputs and weights keep their names, so that such an output gets another."""
-    model = model_of("(float[3] x, float[2] z) => (float[3] x, float[3] y, float[2] z, float[2] w) { y = Exp(x) }", w=drawn(2))
+    model = model_of(
+        "(float[3] x, float[2] z) => (float[3] x, float[3] y, float[2] z, float[2] w) { y = Exp(x) }", w=drawn(2)
+    )
     mapped = ob.vmap(model, {"x": 1}, {"x": 1, "y": 0})
     onnx.checker.check_model(mapped, full_check=True)
     x, z = drawn(3, 4), drawn(2)
@@ -251,6 +253,32 @@ def test_forms(name: str) -> None:
     inputs = {value.name for value in model.graph.input}
     own = {k: v for k, v in feeds.items() if k in inputs}
     check(model, own, dict.fromkeys(own, 0))
+
+
+def test_a_course_that_all_rows_share() -> None:
+    """Branches and loops have rows in their bodies; states and what is stacked, along any axis, too."""
+    text = (
+        "(float[4, 3] x, bool c, float[3] s) => (float[3] y, float[3, 2] r, float[3] f, float[3, 4] g) { a = Sin(x) "
+        "b = ReduceSum<keepdims = 0>(a, zero) y = If<then_branch = p () => (float[3] u) { u = Neg(b) }, "
+        "else_branch = q () => (float[3] v) { v = Identity(s) }>(c) "
+        "e, t = Loop<body = l (int64 i, bool k, float[3] z) => (bool m, float[3] n, float[3] o) "
+        "{ m = Identity(k) n = Mul(z, b) o = Exp(z) }>(two, , s) r = Transpose(t) "
+        "f, g = Scan<num_scan_inputs = 2, scan_output_axes = [-1], body = h (float[3] z, float[3] p1, float[3] p2) => "
+        "(float[3] n1, float[3] o1) { n1 = Add(z, p1) o1 = Mul(n1, p2) }>(s, a, halves3) }"
+    )
+    model = model_of(text, zero=CONSTANTS["zero"], two=CONSTANTS["two"], halves3=drawn(4, 3, seed=9))
+    for given in (True, False):
+        feeds = {"x": drawn(5, 4, 3), "c": np.array(given), "s": drawn(3)}
+        mapped = check(model, feeds, {"x": 0})
+        assert sorted(n.op_type for n in mapped.graph.node if n.op_type in ("If", "Loop", "Scan")) == [
+            "If",
+            "Loop",
+            "Scan",
+        ]
+        check(model, {**feeds, "s": drawn(5, 3)}, {"x": 0, "s": 0})
+        derived = ob.vjp(model, ["x", "s"], ["g", "y"])
+        seeds = {"g_grad": drawn(5, 3, 4), "y_grad": drawn(5, 3)}
+        check(derived, {**feeds, **seeds}, {"x": 0, "g_grad": 0, "y_grad": 0}, atol=1e-5)
 
 
 def test_every_elementwise_operator() -> None:
