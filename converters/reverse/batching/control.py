@@ -110,8 +110,8 @@ def batch_control(
             new = value
             if value not in made or value in outputs:
                 new = inner.typed(inner.Identity(value), value)
-            if n >= control.free and ends[n].shape is not None:
-                new.type, new.shape = ends[n].type, ir.Shape([symbol, *ends[n].shape])
+            if n >= control.free and (shape := ends[n].shape) is not None:
+                new.type, new.shape = ends[n].type, ir.Shape([symbol, *shape])
             outputs.append(new)
         nodes = [*kept, *inner.nodes]
         attributes[name] = ir.Graph(
