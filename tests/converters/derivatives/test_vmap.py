@@ -157,7 +157,17 @@ CASES: dict[str, tuple[str, Feeds]] = {
     "lengths that do not leave": (
         "(float[6] x) => (float y) { i = NonZero(x) j = Squeeze(i, zero) t = Gather(x, j) q = Mul(t, t) "
         "y = ReduceSum<keepdims = 0>(q) }",
-        {"x": np.maximum(drawn(3, 6), 0)},
+        {"x": np.tril(drawn(6, 6))[[1, 5, 3]]},
+    ),
+    "lengths that do not leave a loop": (
+        "(float[4] x) => (float y) { k = Loop<body = b (int64 i, bool c, float[n] s) => (bool l, float[m] p) "
+        "{ l = Identity(c) j = NonZero(x) q = Squeeze(j, zero) p = Gather(x, q) }>(two, , x) y = ReduceSum<keepdims = 0>(k) }",
+        {"x": np.tril(drawn(4, 4))[[1, 3, 0]]},
+    ),
+    "indices that differ": (
+        "(float[2, 4, 3] x, int64[2] i, int32[1, 2] k) => (float[2, 2, 3] y, float[1, 2, 4, 3] z, float[2, 4, 1, 2] u) "
+        "{ y = Gather<axis = 1>(x, i) z = Gather(x, k) u = Gather<axis = -1>(x, k) }",
+        {"x": drawn(3, 2, 4, 3), "i": np.array([[0, 3], [-1, 2], [1, 1]]), "k": np.array([[[0, 1]], [[-1, 0]], [[1, 1]]], np.int32)},
     ),
     "a sequence": (
         "(float[4, 2] x) => (float[2] y) { s = SplitToSequence<keepdims = 0>(x) b = SequenceAt(s, two) e = Exp(x) "
