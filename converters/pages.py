@@ -55,10 +55,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Cell]], *, numbers: Seq
     ]
     head = _row([f"<th{' class=n' if n in numbers else ''}>{text(name)}</th>" for n, name in enumerate(header)])
     shown, rest = (lines[:most], lines[most:]) if 0 < most < len(lines) else (lines, [])
-    made = _table(head, shown, wide=wide)
+    page = _table(head, shown, wide=wide)
     if rest:
-        made += f"<details><summary>{len(rest)} more</summary>{_table(head, rest, wide=wide)}</details>"
-    return made
+        page += f"<details><summary>{len(rest)} more</summary>{_table(head, rest, wide=wide)}</details>"
+    return page
 
 
 def facts(pairs: Mapping[str, str]) -> str:

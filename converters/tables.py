@@ -58,11 +58,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequ
     room = columns() or _piped.get()
     if room is not None and not _narrowed(widths, lines, room - len(_GAP) * (len(header) - 1)):
         head, *others = lines
-        told = (
+        paragraphs = (
             "; ".join(f"{name}: {cell}" if name else cell for name, cell in zip(head, row, strict=True) if cell)
             for row in others
         )
-        return [part for text in told for part in _Words(room).wrap(text)]
+        return [part for text in paragraphs for part in _Words(room).wrap(text)]
     aligned = [f"{'>' if n in numbers else '<'}{width}" for n, width in enumerate(widths)]
     return [
         _GAP.join(f"{cell:{a}}" for cell, a in zip(parts, aligned, strict=True)).rstrip()

@@ -52,9 +52,9 @@ def logits(session: onnxruntime.InferenceSession, data: Data, options: Any = Non
     return np.asarray(session.run(None, {session.get_inputs()[0].name: data[0]}, options)[0])
 
 
-def accuracy(found: np.ndarray, data: Data) -> float:
+def accuracy(scores: np.ndarray, data: Data) -> float:
     """The share of images in the right class."""
-    return float(np.mean(found.argmax(axis=1) == data[1]))
+    return float(np.mean(scores.argmax(axis=1) == data[1]))
 
 
 def opened(path: Path) -> onnxruntime.InferenceSession:

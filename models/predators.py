@@ -99,8 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed.parse_args(arguments)
     rates, losses, trainer = fit(options.points, options.steps)
     print(f"mean squared error {losses[0]:.4g} -> {losses[-1]:.4g}")
-    for name, found, true in zip("abcd", rates, RATES, strict=True):
-        print(f"{name} = {found:.4f} (true: {true:.4f})")
+    for name, estimate, true in zip("abcd", rates, RATES, strict=True):
+        print(f"{name} = {estimate:.4f} (true: {true:.4f})")
     options.output.mkdir(parents=True, exist_ok=True)
     trainer.export(options.output / "predators.onnx")
     onnx.checker.check_model(str(options.output / "predators.onnx"), full_check=True)

@@ -79,10 +79,10 @@ class Patches:
         return np.rot90(disturbed(self._image[cut], self._rng), turns), np.rot90(self._mask[cut], turns)
 
 
-def overlap(found: NDArray[np.bool_], mask: Array) -> float:
+def overlap(predicted: NDArray[np.bool_], mask: Array) -> float:
     """Intersection over union."""
     true = mask > 0.5
-    return float(np.sum(found & true) / np.sum(found | true))
+    return float(np.sum(predicted & true) / np.sum(predicted | true))
 
 
 def train(patches: Patches, *, steps: int, seconds: float = math.inf, seed: int = 0, quiet: bool = False) -> ob.Trainer:

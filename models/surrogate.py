@@ -62,8 +62,8 @@ def fit(method: str, *, count: int = 200, steps: int = 200) -> Fit:
     x, target = points(count)
     f = ob.value_and_grad(build(), PARAMETERS, ["loss"], feeds={"x": x, "target": target}, hvp=True)
     products = {"hessp": f.hvp} if method in ("Newton-CG", "trust-ncg") else {}
-    found = minimize(f, f.start, jac=True, method=method, options={"maxiter": steps}, **products)
-    return Fit(float(found.fun), float(np.abs(f(found.x)[1]).max()), int(found.nfev), int(found.get("nhev", 0)))
+    best = minimize(f, f.start, jac=True, method=method, options={"maxiter": steps}, **products)
+    return Fit(float(best.fun), float(np.abs(f(best.x)[1]).max()), int(best.nfev), int(best.get("nhev", 0)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

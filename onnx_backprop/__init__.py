@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.check.explain import GradientExplanation, explain_gradients
     from onnx_backprop.converters.check.report import GradientReport
     from onnx_backprop.converters.derivatives.dense import hessian, jacobian
+    from onnx_backprop.converters.derivatives.family import family
     from onnx_backprop.converters.derivatives.products import hvp, jvp, vjp
     from onnx_backprop.converters.derivatives.vmap import vmap
     from onnx_backprop.converters.finetune.head import replace_head
@@ -64,9 +65,10 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.training.standard.gradient_operator import expand_gradients
     from onnx_backprop.converters.training.standard.training_info import from_training_info, to_training_info
     from onnx_backprop.converters.training.training_graph import training_graph
+    from onnx_backprop.fmi import fmu
     from onnx_backprop.functions import value_and_grad
     from onnx_backprop.ort_ops import register_ops
-    from onnx_backprop.ort_ops.own_kernels import register_kernel
+    from onnx_backprop.ort_ops.custom_kernels import register_kernel
     from onnx_backprop.plugin import compile_plugin
     from onnx_backprop.providers.choose import devices
     from onnx_backprop.providers.placed import session
@@ -111,6 +113,8 @@ __all__ = [
     "devices",
     "expand_gradients",
     "explain_gradients",
+    "family",
+    "fmu",
     "from_training_info",
     "hessian",
     "hvp",
@@ -157,6 +161,7 @@ _WHERE = {
     "converters.check.explain": "GradientExplanation explain_gradients",
     "converters.check.report": "GradientReport",
     "converters.derivatives.dense": "hessian jacobian",
+    "converters.derivatives.family": "family",
     "converters.derivatives.products": "hvp jvp vjp",
     "converters.derivatives.vmap": "vmap",
     "converters.finetune.head": "replace_head",
@@ -175,9 +180,10 @@ _WHERE = {
     "converters.prepare.ir_models": "use_kernels",
     "converters.prepare.writing.files": "save_model",
     "checking": "check_gradients",
+    "fmi": "fmu",
     "functions": "value_and_grad",
     "ort_ops": "register_ops",
-    "ort_ops.own_kernels": "register_kernel",
+    "ort_ops.custom_kernels": "register_kernel",
     "plugin": "compile_plugin",
     "providers.choose": "devices",
     "providers.placed": "session",

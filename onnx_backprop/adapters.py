@@ -49,11 +49,11 @@ def save_adapter(values: Mapping[str, np.ndarray], path: str | Path) -> None:
 
 def _adapter(arrays: Mapping[str, np.ndarray]) -> bytes:
     """What onnxruntime writes, which takes names of files alone."""
-    made: Any = AdapterFormat()  # whose annotations ask for another type of path than it takes
-    made.set_adapter_version(1)
-    made.set_model_version(1)
-    made.set_parameters({name: OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()})
+    adapter: Any = AdapterFormat()  # whose annotations ask for another type of path than it takes
+    adapter.set_adapter_version(1)
+    adapter.set_model_version(1)
+    adapter.set_parameters({name: OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "adapter"
-        made.export_adapter(str(file))
+        adapter.export_adapter(str(file))
         return file.read_bytes()

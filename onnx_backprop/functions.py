@@ -126,20 +126,20 @@ class ValueAndGrad:
             source, y = _reduced(source, y, reduction)
             of = [y]
         gradients = scalar_gradient(source, wrt, of, advice=_ADVICE, **options)
-        made = derivatives(gradients)[-1]
+        derivative = derivatives(gradients)[-1]
         values = {tensor.name: to_array(tensor) for tensor in source.graph.initializer}
-        self._feeds = {name: np.asarray(value) for name, value in feeds.items() if name not in made.results}
-        self._variables = _variables(gradients, list(made.results), {**values, **feeds})
+        self._feeds = {name: np.asarray(value) for name, value in feeds.items() if name not in derivative.results}
+        self._variables = _variables(gradients, list(derivative.results), {**values, **feeds})
         self._size = self._variables[-1].part.stop
         self.start = np.zeros(self._size)
         for variable in self._variables:
             if variable.name in values:
                 self.start[variable.part] = values[variable.name].ravel()
         y = y or _only_float(source)
-        self._gradient = _Function(opened(gradients), [y, *made.results.values()])
+        self._gradient = _Function(opened(gradients), [y, *derivative.results.values()])
         self._hessian = None
         if hvp:
-            products = hvp_model(source, list(made.results), [y], **options)
+            products = hvp_model(source, list(derivative.results), [y], **options)
             self._directions = derivatives(products)[-1]
             names = list(self._directions.results.values())
             self._hessian = _Function(opened(products), names)
@@ -218,8 +218,8 @@ class _Function:
         return bound.results
 
     def _cast(self, name: str, value: np.ndarray) -> np.ndarray:
-        own = self._floats.get(name)
-        return value if own is None or value.dtype.kind != "f" else value.astype(own, copy=False)
+        dtype = self._floats.get(name)
+        return value if dtype is None or value.dtype.kind != "f" else value.astype(dtype, copy=False)
 
     def _bound(self, feeds: Feeds, shapes: Sequence[tuple[int, ...]]) -> _Bound:
         key = tuple((name, value.shape, value.dtype.str) for name, value in feeds.items())

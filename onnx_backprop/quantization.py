@@ -142,12 +142,12 @@ def _measured(walk: Walk, trained: ModelProto, calibration: Iterable[Any]) -> di
         return {}
     outputs = {value.name for value in model.graph.output}
     inputs = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
-    made = {name for node in model.graph.node for name in node.output}  # those of branches no run gives out
-    computed = [name for name in wanted if name in made]
+    produced = {name for node in model.graph.node for name in node.output}  # those of branches no run gives out
+    computed = [name for name in wanted if name in produced]
     model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in computed if name not in outputs)
     runs = session(model, kernels=None)
     fed = [value.name for value in runs.get_inputs()]
-    found: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, tuple[float, float]] = {}
     if isinstance(calibration, str | bytes) or not isinstance(calibration, Iterable):
         raise InvalidArgumentError(f"calibration: expected batches of arrays, got {calibration!r}")
     batches = [calibration] if isinstance(calibration, Mapping) else calibration
@@ -165,11 +165,11 @@ def _measured(walk: Walk, trained: ModelProto, calibration: Iterable[Any]) -> di
                     "model"
                 )
             if array.size:
-                low, high = found.get(name, (0.0, 0.0))
-                found[name] = (min(low, float(array.min())), max(high, float(array.max())))
+                low, high = ranges.get(name, (0.0, 0.0))
+                ranges[name] = (min(low, float(array.min())), max(high, float(array.max())))
     if not count:
         raise InvalidArgumentError("calibration: expected at least one batch, got none")
-    return found
+    return ranges
 
 
 def _feeds(batch: Any, names: list[str]) -> dict[str, Any]:

@@ -24,9 +24,9 @@ def load_extensions() -> None:
         for point in entry_points(group=GROUP):
             package = point.dist.name if point.dist else "an unnamed package"
             try:
-                found = point.load()
-                if not isinstance(found, ModuleType):
-                    found()
+                extension = point.load()
+                if not isinstance(extension, ModuleType):
+                    extension()
                 _logger.info("the extension %r of %s is loaded: %s", point.name, package, point.value)
             except Exception as e:  # noqa: BLE001 - whatever an extension does, the others and we go on
                 _logger.warning(

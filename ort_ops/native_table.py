@@ -24,10 +24,10 @@ _OURS: tuple[NativeKernel, ...] = (
     *convolution.KERNELS,
     *interpolation.KERNELS,
     *(
-        import_module(f"{family.__name__}.{found.name}").KERNEL
+        import_module(f"{family.__name__}.{module.name}").KERNEL
         for family in (attention, layers, normalization)
-        for found in iter_modules(family.__path__)
-        if found.name in BY_STEM
+        for module in iter_modules(family.__path__)
+        if module.name in BY_STEM
     ),
 )
 KERNELS: dict[str, NativeKernel] = {NATIVE_PREFIX + kernel.op.key: kernel for kernel in _OURS}

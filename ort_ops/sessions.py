@@ -29,7 +29,7 @@ from onnx_backprop.opset.core.reading import existing, load
 from onnx_backprop.opset.core.signals import Deferred, surface
 from onnx_backprop.opset.functions.declared import OPERATORS
 from onnx_backprop.opset.functions.half import holds_half, without
-from onnx_backprop.opset.functions.native import OWN_LIBRARY
+from onnx_backprop.opset.functions.native import SEPARATE_LIBRARY
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
 from onnx_backprop.ort_ops.native_graph import lower_sound
@@ -102,7 +102,7 @@ def _has_kernels(session_options: SessionOptions) -> bool:
                         return False
                 else:
                     session_options.register_custom_ops_library(get_library_path())
-                if OWN_LIBRARY and native_kernels_work():
+                if SEPARATE_LIBRARY and native_kernels_work():
                     session_options.register_custom_ops_library(native_library())
                 _registered.add(session_options)
     return True
@@ -178,13 +178,13 @@ def session(
         source = serialized(model)
     else:
         kernels_on(options, None)
-    made = _open(source, model, options, providers, lock, kwargs)
-    made.weights = weights
+    opened = _open(source, model, options, providers, lock, kwargs)
+    opened.weights = weights
     if native_kernels_work():
         from onnx_backprop.ort_ops.runtime import ahead
 
-        made.twice = ahead.run if ahead.repeatable(model) else None
-    return made
+        opened.twice = ahead.run if ahead.repeatable(model) else None
+    return opened
 
 
 def open_session(
@@ -216,13 +216,13 @@ def _open(
     lock = lock or nullcontext()
     try:
         with lock:
-            made = _Session(source, options, **arguments)
+            opened = _Session(source, options, **arguments)
     except _REFUSALS as e:
         early = next((op.name for op in OPERATORS.values() if op.key in str(e)), "")
         advice = f". {early} was registered after these session options had been: make new ones" if early else ""
         raise InvalidModelError(f"onnxruntime does not load the model: {e}{advice}") from e
-    made.lock = lock
-    return made
+    opened.lock = lock
+    return opened
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper, parser
 
-from onnx_backprop.ort_ops.compiler.kept import read
+from onnx_backprop.ort_ops.compiler.cache import read
 from onnx_backprop.training.checkpoint import read_checkpoint
 from onnx_backprop.training.reports.history import read_log
 

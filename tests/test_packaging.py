@@ -48,7 +48,12 @@ def test_wheel_holds_the_package_and_nothing_else(archives: Path) -> None:
     expected |= {
         f"onnx_backprop/web/{path.name}" for path in (ROOT / "onnx_backprop" / "web").iterdir() if path.is_file()
     }
-    expected |= {"onnx_backprop/py.typed", "onnx_backprop/ort_ops/plugin/runtime.c", "onnx_backprop_command.py"}
+    expected |= {
+        "onnx_backprop/py.typed",
+        "onnx_backprop/ort_ops/plugin/runtime.c",
+        "onnx_backprop/fmi/fmu.c",
+        "onnx_backprop_command.py",
+    }
     assert names == expected
 
 

@@ -95,7 +95,7 @@ class NodeByNode:
 
     def extend(self, report: GradientReport, progress: Progress) -> GradientReport:
         """The report with a line for every node, worst first, and the smallest sub-model that shows what is wrong."""
-        found: list[NodeResult] = []
+        results: list[NodeResult] = []
         smallest: tuple[int, ModelProto] | None = None
         remaining = iter(progress(self.nodes))
         for chunk in chunks(self.nodes, CHUNK):
@@ -103,13 +103,13 @@ class NodeByNode:
             for _ in chunk:
                 node = next(remaining)
                 result = self._check([node], values)
-                found.append(result)
+                results.append(result)
                 if result.verdict == WRONG:
                     size = sum(values[name].size for name in self.submodels.inputs([node]) if name in values)
                     if smallest is None or size < smallest[0]:
                         smallest = (size, self._extract([node], values))
-        found.sort(key=lambda result: result.badness, reverse=True)
-        report = replace(report, nodes=tuple(found))
+        results.sort(key=lambda result: result.badness, reverse=True)
+        report = replace(report, nodes=tuple(results))
         if smallest is not None:
             return replace(report, repro=smallest[1])
         if report.verdict == WRONG:

@@ -258,10 +258,10 @@ class Examiner:
         if size <= (REFERENCE_LIMIT_FAST if fast else REFERENCE_LIMIT):
             exact = _reference(model)
             try:
-                found = exact({name: converted(value, TensorProto.DOUBLE) for name, value in everything.items()})
+                reference = exact({name: converted(value, TensorProto.DOUBLE) for name, value in everything.items()})
             except Exception:  # noqa: BLE001 - it lacks operators, and its own errors are of any kind
-                found = {}
-            if found and all(_gap(found[y], value) <= limit for y, value in outputs.items()):
+                reference = {}
+            if reference and all(_gap(reference[y], value) <= limit for y, value in outputs.items()):
                 return exact, replace(FLOAT64, tolerance=max(FLOAT64.tolerance, loosest))
         run = self.open(with_float_type(model, TensorProto.FLOAT)) if halves else forward
         return run, replace(FLOAT32, tolerance=max(FLOAT32.tolerance, loosest))

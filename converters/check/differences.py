@@ -191,11 +191,11 @@ def _along(point: Point, v: Mapping[str, np.ndarray], y0: Mapping[str, np.ndarra
         if abs(estimate) <= allowed and doubt <= allowed:
             faint = size <= visible
             return _Residual(RIGHT, abs(estimate) / size if size else 0.0, got + estimate, got, faint)
-    found = _plateau([(right + left) / 2 for right, left in sides])
-    if found is None or not abs(found[0]) > precision.tolerance * size + rounding:
+    plateau = _plateau([(right + left) / 2 for right, left in sides])
+    if plateau is None or not abs(plateau[0]) > precision.tolerance * size + rounding:
         estimate, _ = _limit([(right + left) / 2 for right, left in sides], precision)
         return _Residual(UNDECIDED, abs(estimate) / size if size else math.inf, got + estimate, got)
-    estimate, first = found
+    estimate, first = plateau
     gaps = [abs(right - left) for right, left in sides[first : first + PLATEAU]]
     # of a smooth L the slopes to both sides of x approach each other with h, of one that has a kink at x they do not
     kinked = min(gaps) > 0.1 * abs(estimate) and min(gaps) > 0.5 * max(gaps)
@@ -246,10 +246,10 @@ def _not_finite(point: Point, v: Mapping[str, np.ndarray], y0: Arrays, precision
     for h in precision.steps:
         right, left, *_ = _one_step(point, v, zero, y0, h)
         residuals.append((right + left) / 2)
-    found = _plateau(residuals)
-    if found is None:
+    plateau = _plateau(residuals)
+    if plateau is None:
         return _Residual(UNDECIDED, math.inf, math.nan, math.nan)
-    return _Residual(WRONG, math.inf, found[0], math.nan)
+    return _Residual(WRONG, math.inf, plateau[0], math.nan)
 
 
 def _shifted(values: Arrays, v: Mapping[str, np.ndarray], h: float) -> dict[str, np.ndarray]:

@@ -127,9 +127,9 @@ def gradients_of_scalar(work: Work, wrt: Names, of: Names, advice: str = "") -> 
     return gradients
 
 
-def tangents(work: Work, wrt: Names, of: Names) -> Derivative:
-    """Add the outputs of `jvp`."""
-    first, gradients = work.differentiate(wrt=wrt, of=of, seed_all=True)
+def tangents(work: Work, wrt: Names, of: Names, **arguments: bool) -> Derivative:
+    """Add the outputs of `jvp`; arguments: of `Differentiation`, as quiet and strict."""
+    first, gradients = work.differentiate(wrt=wrt, of=of, seed_all=True, **arguments)
     shapes = {str(g.name): str(x.name) for x, g in first.gradients.items() if x.name}
     seeds = first.seeds
     work.infer_types()

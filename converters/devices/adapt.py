@@ -146,13 +146,13 @@ def _expand(model: ModelProto, operators: Collection[str], domain: str) -> None:
         nodes: list[NodeProto] = []
         for node in graph.node:
             form = FORMS.get(node.op_type) if node.op_type in operators else None
-            made = None
+            outputs = None
             if form is not None and (node.domain == domain or (not domain and is_standard(node))):
                 op = Emitter(node.name or node.output[0], taken)
-                made = form(op, node, known)
-                if made is not None:
-                    nodes += op.finish(made)
-            if made is None:
+                outputs = form(op, node, known)
+                if outputs is not None:
+                    nodes += op.finish(outputs)
+            if outputs is None:
                 nodes.append(node)
         assign(graph.node, nodes)
 

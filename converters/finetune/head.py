@@ -110,16 +110,16 @@ class _Head:
             replaced[id(node)], place = self._in_floats(node), 1
             node, *added = replaced[id(node)]
             biases = [(one, 1) for one in added]
-        made = [layers.put([(node, place)], weight.astype(helper.tensor_dtype_to_np_dtype(layer.weight.dtype)))]
+        names = [layers.put([(node, place)], weight.astype(helper.tensor_dtype_to_np_dtype(layer.weight.dtype)))]
         for one in self.behind:
             if one.op_type in _LENGTHS:
                 self._length(one, _LENGTHS[one.op_type])
             elif one in ARITHMETIC:
                 biases += [(one, n) for n, given in enumerate(one.input) if layers.stored(given) is not None]
         for one, n in biases:
-            made += self._bias(one, n)
+            names += self._bias(one, n)
         layers.finish(replaced)
-        return made
+        return names
 
     def _in_floats(self, node: NodeProto) -> list[NodeProto]:
         """A MatMulNBits or MatMulBnb4 as a MatMul, and the Add of its bias."""
@@ -130,12 +130,12 @@ class _Head:
 
     def _bias(self, node: NodeProto, place: int) -> list[str]:
         """Zeros in the place of a bias; nothing for a single number that goes for all classes."""
-        found = self.layers.stored(node.input[place])
-        dims = None if found is None else list(found.dims)
+        bias = self.layers.stored(node.input[place])
+        dims = None if bias is None else list(bias.dims)
         if dims is not None and math.prod(dims) == 1 and (self.old > 1 or not dims):
             return []
         adds = node.op_type in ("Add", "Conv", "Gemm")
-        if found is None or dims is None or math.prod(dims) != self.old or not adds:
+        if bias is None or dims is None or math.prod(dims) != self.old or not adds:
             raise self._refused(
                 node,
                 f"expected a bias of {self.old} numbers, or one number, got {dims or 'a computed one'}. Cut the model",
@@ -144,7 +144,7 @@ class _Head:
         if node.op_type == "Conv":
             axis = 0
         dims[axis] = self.classes
-        zeros = np.zeros(dims, helper.tensor_dtype_to_np_dtype(found.dtype))
+        zeros = np.zeros(dims, helper.tensor_dtype_to_np_dtype(bias.dtype))
         return [self.layers.put([(node, place)], zeros)]
 
     def _length(self, node: NodeProto, place: int) -> None:

@@ -104,8 +104,8 @@ class Layers:
     def linear(self, node: NodeProto) -> Linear | None:
         """A Gemm, MatMul, MatMulNBits or Conv that multiplies by a matrix or kernel; None for another node."""
         heads = ("Conv", "Gemm", "MatMul", *PACKED_PRODUCTS)
-        found = (layer for layer in self.layers(node) if node.op_type == "Conv" or len(layer.dims) == 2)
-        return next(found, None) if node.op_type in heads else None
+        candidates = (layer for layer in self.layers(node) if node.op_type == "Conv" or len(layer.dims) == 2)
+        return next(candidates, None) if node.op_type in heads else None
 
     def layers(self, node: NodeProto) -> list[Linear]:
         """A node with each of its weights; nothing for another node, and where the weights are computed."""
@@ -183,11 +183,11 @@ class Layers:
         """Let nodes, each at an input, read another tensor; its name, that of the old where nobody else reads it."""
         old = {node.input[place] for node, place in ends}
         name = min(old)
-        own = len(old) == 1 and name in self.tensors and name not in self.makers and self.readers[name] == len(ends)
-        name = name if own else unique(f"{name}.new", self.taken)
+        alone = len(old) == 1 and name in self.tensors and name not in self.makers and self.readers[name] == len(ends)
+        name = name if alone else unique(f"{name}.new", self.taken)
         tensor = new if isinstance(new, TensorProto) else numpy_helper.from_array(np.ascontiguousarray(new))
         tensor.name = name
-        if own:
+        if alone:
             self.tensors[name].CopyFrom(tensor)
             for value in self.graph.input:
                 if value.name == name:

@@ -85,17 +85,17 @@ class LoraModel:
         nodes = list(model.graph.node)
         replaced: dict[int, list[NodeProto]] = {}
         for adapter in self._adapters:
-            own = [one for n, place in adapter.places for one in layers.layers(nodes[n]) if one.place == place]
+            adapted = [one for n, place in adapter.places for one in layers.layers(nodes[n]) if one.place == place]
             factors = (adapter.down, adapter.up)
-            if own[0].exact:
-                tensor = layers.tensors[own[0].weight.tensor]
-                new = partial(_merged, own[0], copied(tensor), self.scale, *(arrays[name] for name in factors))
-                new = computed(tensor.data_type, own[0].weight.dims, new) if is_mapped(tensor) else new()
-                layers.put([(layer.node, layer.place) for layer in own], new)
+            if adapted[0].exact:
+                tensor = layers.tensors[adapted[0].weight.tensor]
+                new = partial(_merged, adapted[0], copied(tensor), self.scale, *(arrays[name] for name in factors))
+                new = computed(tensor.data_type, adapted[0].weight.dims, new) if is_mapped(tensor) else new()
+                layers.put([(layer.node, layer.place) for layer in adapted], new)
                 continue
             for name in factors:
                 layers.add(numpy_helper.from_array(arrays[name], name))
-            _add(layers, own, adapter, self.scale, replaced)
+            _add(layers, adapted, adapter, self.scale, replaced)
         layers.finish(replaced)
         return model
 
@@ -106,17 +106,17 @@ class LoraModel:
         Errors: InvalidArgumentError for a weight that has no adapter of its kind in the other.
         """
         moved = self._arrays(values)
-        own = _by_reading(self.base, self._adapters)
-        tensors = list(dict.fromkeys(names.get(tensor, tensor) for tensor, _ in own))
+        by_reading = _by_reading(self.base, self._adapters)
+        tensors = list(dict.fromkeys(names.get(tensor, tensor) for tensor, _ in by_reading))
         other = lora(base, tensors, self.rank, alpha=self.scale * self.rank)
         there = _by_reading(base, other._adapters)  # those without a counterpart here change nothing
-        for (tensor, output), adapter in own.items():
+        for (tensor, output), adapter in by_reading.items():
             name = names.get(tensor, tensor)
             alone = [reading for reading in there if reading[0] == name]
-            found = there.get((name, output)) or (there[alone[0]] if len(alone) == 1 else None)
-            if found is None:
+            counterpart = there.get((name, output)) or (there[alone[0]] if len(alone) == 1 else None)
+            if counterpart is None:
                 raise InvalidArgumentError(f"the adapter of {tensor!r} has no place in the other model")
-            moved |= {found.down: moved.pop(adapter.down), found.up: moved.pop(adapter.up)}
+            moved |= {counterpart.down: moved.pop(adapter.down), counterpart.up: moved.pop(adapter.up)}
         return other, moved
 
     def _arrays(self, values: Values) -> dict[str, np.ndarray]:
@@ -202,14 +202,14 @@ def lora(
     chosen, warning = choose(layers, targets, whole)
     if warning:
         warn(warning)
-    for own in chosen:
-        first = next(iter(own.values()))
+    for group in chosen:
+        first = next(iter(group.values()))
         down, up = (unique(f"{first.weight.tensor}.{factor}", layers.taken) for factor in ("lora_A", "lora_B"))
-        adapter = _Adapter(down, up, tuple(own))
+        adapter = _Adapter(down, up, tuple(group))
         kind = helper.tensor_dtype_to_np_dtype(first.weight.dtype)
         for name, array in zip((down, up), form_of(first).start(rank, rng), strict=True):
             layers.add(numpy_helper.from_array(array.astype(kind), name))
-        _add(layers, own.values(), adapter, scale, replaced)
+        _add(layers, group.values(), adapter, scale, replaced)
         adapters.append(adapter)
     layers.finish(replaced)
     trainable = [name for adapter in adapters for name in (adapter.down, adapter.up)] + whole
@@ -236,16 +236,16 @@ def _by_reading(base: ModelProto, adapters: Iterable[_Adapter]) -> dict[tuple[st
     result: dict[tuple[str, str], _Adapter] = {}
     for adapter in adapters:
         n, place = adapter.places[0]
-        own = next(one for one in layers.layers(nodes[n]) if one.place == place)
-        result[own.weight.tensor, nodes[n].output[0]] = adapter
+        layer = next(one for one in layers.layers(nodes[n]) if one.place == place)
+        result[layer.weight.tensor, nodes[n].output[0]] = adapter
     return result
 
 
 def _add(
-    layers: Layers, own: Iterable[Linear], adapter: _Adapter, scale: float, replaced: dict[int, list[NodeProto]]
+    layers: Layers, adapted: Iterable[Linear], adapter: _Adapter, scale: float, replaced: dict[int, list[NodeProto]]
 ) -> None:
     """Add an adapter's nodes to what stands in the place of each layer's node, by its id."""
-    for layer in own:
+    for layer in adapted:
         nodes = replaced.get(id(layer.node), [layer.node])
         before, behind = form_of(layer).nodes(layers, adapter.down, adapter.up, scale)
         replaced[id(layer.node)] = [*before, *nodes, *behind]

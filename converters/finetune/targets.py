@@ -50,18 +50,18 @@ def choose(layers: Layers, targets: Patterns, whole: Collection[str]) -> tuple[l
 
     whole: the tensors that are trained whole; the warning leaves them out.
     """
-    found = {(n, layer.place): layer for n, node in enumerate(layers.graph.node) for layer in layers.layers(node)}
+    linears = {(n, layer.place): layer for n, node in enumerate(layers.graph.node) for layer in layers.layers(node)}
     tensors = aliases(layers.tensors.values())
     places: dict[str, list[Place]] = defaultdict(list)
     constants: dict[str, list[Place]] = defaultdict(list)  # which no pattern chooses
-    for place, layer in found.items():
+    for place, layer in linears.items():
         tensor = layer.weight.tensor
         if origin_of(layers.tensors[tensor]).kind in (BUFFER, CONSTANT):
             constants[tensor].append(place)
             continue
         for name in dict.fromkeys((*layer.names, *tensors.get(tensor, ()))):
             places[name].append(place)
-    others = _others(layers, found)
+    others = _others(layers, linears)
     exact = {*others, *constants}
     pool = list(dict.fromkeys((*places, *(name for name, some in others.items() if any(o.tensor for o in some)))))
     select("targets", targets, pool, exact=exact)
@@ -70,19 +70,19 @@ def choose(layers: Layers, targets: Patterns, whole: Collection[str]) -> tuple[l
     for target in targets:
         matched = select("targets", [target], pool, exact=exact)
         beside = dict.fromkeys(other for name in matched for other in others.get(name, ()))
-        if not (own := {p for name in matched for p in (*places.get(name, ()), *constants.get(name, ()))}):
+        if not (matches := {p for name in matched for p in (*places.get(name, ()), *constants.get(name, ()))}):
             raise _refused(layers, target, beside)
-        chosen |= own
+        chosen |= matches
         missed |= {other: None for other in beside if other.weight and other.tensor not in whole}
     together: dict[object, dict[Place, Linear]] = defaultdict(dict)
     for place in sorted(chosen):
-        together[_reading(found[place])][place] = found[place]
+        together[_reading(linears[place])][place] = linears[place]
     instead = _instead(layers, missed, ". To train them whole: ")
     warning = f"lora: targets names weights that no adapter goes beside and that stay frozen: {_shown(missed)}{instead}"
     return list(together.values()), warning if missed else ""
 
 
-def _others(layers: Layers, found: Collection[Place]) -> dict[str, list[_Other]]:
+def _others(layers: Layers, places: Collection[Place]) -> dict[str, list[_Other]]:
     """What no adapter goes beside, by the names of tensors, nodes and modules."""
     result: dict[str, list[_Other]] = defaultdict(list)
     for n, outer in enumerate(layers.graph.node):
@@ -91,7 +91,7 @@ def _others(layers: Layers, found: Collection[Place]) -> dict[str, list[_Other]]
             weights = PLACES.get((node.domain, node.op_type), every)
             read: dict[str, bool] = {}  # tensor -> whether it is a weight
             for k, name in enumerate(node.input):
-                if node is outer and (n, k) in found:
+                if node is outer and (n, k) in places:
                     continue
                 if k in weights:
                     for tensor in sorted(layers.sources(name)):

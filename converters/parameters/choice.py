@@ -216,9 +216,9 @@ def _by_numbers(value: ir.Value, array: np.ndarray | None, uses: list[Use], cont
 def _absent(value: ir.Value, array: np.ndarray, uses: list[Use]) -> str | None:
     """What a tensor stands for that the module may not have, or that every run writes into."""
     every = [structure.stands_for_nothing(value, array, *use) for use in (*value.uses(), *uses)]
-    found = [role for role in every if role is not None]
-    if found:
-        return found[0]
+    roles = [role for role in every if role is not None]
+    if roles:
+        return roles[0]
     if _named_as_constant(value) and values.is_uniform(array) and not structure.is_single(value):
         weighs = any(structure.is_weight(value, *use) for use in uses)
         return None if weighs else "equal numbers"

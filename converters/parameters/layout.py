@@ -28,10 +28,10 @@ def layout_of(value: ir.Value) -> Layout:
     Of what an exporter gave a name of its own, a matrix that a MatMul reads on the right is the transposed weight of a
     Linear, and a vector of several axes a bias or a scale that was reshaped.
     """
-    own, origin = str(value.name), origin_of(value)
+    name, origin = str(value.name), origin_of(value)
     shape = () if value.const_value is None else tuple(value.const_value.shape.numpy())
-    if origin.kind not in (FOLDED, PARAMETER) or origin.parts or origin.name in ("", own):
-        return Layout(origin.name or own if not origin.parts else own, shape)
+    if origin.kind not in (FOLDED, PARAMETER) or origin.parts or origin.name in ("", name):
+        return Layout(origin.name or name if not origin.parts else name, shape)
     products = all(node.op_type == "MatMul" and index == 1 for node, index in uses_of(value))
     if len(shape) == 2 and products:
         return Layout(origin.name, shape, transposed=True)

@@ -136,8 +136,8 @@ def equal_weights(trained: Collection[ir.Value]) -> list[str]:
 
 def shown(value: ir.Value) -> str:
     """What to call a tensor: by its name in the module, and by that in the file where it is another."""
-    name, own = origin_of(value).name, str(value.name)
-    return repr(printable(own)) if name in ("", own) else f"{printable(name)!r} ({printable(own)})"
+    name, graph_name = origin_of(value).name, str(value.name)
+    return repr(printable(graph_name)) if name in ("", graph_name) else f"{printable(name)!r} ({printable(graph_name)})"
 
 
 def size(value: ir.Value) -> int:

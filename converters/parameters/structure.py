@@ -85,9 +85,9 @@ def defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
         return "fill of Where"
     if is_standard(node, "Mul"):
         other = source_of(node.inputs[1 - index])
-        made_by = None if other is None else other.producer()
-        if made_by is not None and made_by.op_type in _ROUNDED:
-            return f"{SCALE} of {made_by.op_type}"
+        producer = None if other is None else other.producer()
+        if producer is not None and producer.op_type in _ROUNDED:
+            return f"{SCALE} of {producer.op_type}"
     return None
 
 
@@ -225,9 +225,9 @@ def angle_tables(floats: Collection[ir.Value]) -> set[ir.Value]:
         if value.const_value is not None and read and not is_vector(value):
             array = value.const_value.numpy()
             tables[array.dtype, array.shape][value] = array
-    found = {value for group in tables.values() for value, array in group.items() if holds_angles(array)}
+    result = {value for group in tables.values() for value, array in group.items() if holds_angles(array)}
     for group in tables.values():
         for (a, first), (b, second) in combinations(group.items(), 2):
             if are_sine_and_cosine(first, second):
-                found |= {a, b}
-    return found
+                result |= {a, b}
+    return result

@@ -45,8 +45,8 @@ def put_in_order(proto: ModelProto) -> None:
     for one in (*all_nodes(proto), *proto.opset_import):
         one.domain = "" if one.domain == "ai.onnx" else one.domain
     opset = max((o.version for o in proto.opset_import if not o.domain), default=0)
-    own = [node for node in all_nodes(proto) if not node.domain and opset < EARLIER.get(node.op_type, 0)]
-    for node in own:
+    contributed = [node for node in all_nodes(proto) if not node.domain and opset < EARLIER.get(node.op_type, 0)]
+    for node in contributed:
         node.domain = MICROSOFT
     for domain in {node.domain for node in all_nodes(proto)} & _NEWEST.keys() - {o.domain for o in proto.opset_import}:
         proto.opset_import.add(domain=domain, version=_NEWEST[domain])

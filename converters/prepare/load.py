@@ -56,10 +56,10 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     inputs stand for too, and the types that the file declares.
     """
     proto, weights = _in_order(model)
-    found = origins(proto, weights.tensors)
-    changes: dict[str, Sequence[object]] = {MISSING: restore(proto, found)}
-    unfold(proto, found, weights.tensors)
-    changes[SEPARATED] = separate_named(proto, found, weights.tensors)
+    origins_by_name = origins(proto, weights.tensors)
+    changes: dict[str, Sequence[object]] = {MISSING: restore(proto, origins_by_name)}
+    unfold(proto, origins_by_name, weights.tensors)
+    changes[SEPARATED] = separate_named(proto, origins_by_name, weights.tensors)
     changes[DETACHED] = restore_detached(proto)
     declared = forget_declared(proto)
     proto = _inline(proto)
@@ -74,19 +74,19 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     proto = infer_corrected(proto, infer, *corrections)
     result = weights.put_back(proto)
     split_statistics(result)
-    attach(result, found, changes)
+    attach(result, origins_by_name, changes)
     return result
 
 
 def unfolded(model: ModelProto | ir.Model | str | Path) -> ModelProto:
     """A checked copy with model-local functions inlined and weights as initializers; else as it came."""
     proto, weights = _in_order(model)
-    found = origins(proto, weights.tensors)
+    origins_by_name = origins(proto, weights.tensors)
     proto = _inline(proto)
     put_back_domains(proto)  # what comes of it is run by onnxruntime
     lift_weights(proto)
     result = weights.put_back(proto)
-    attach(result, found)
+    attach(result, origins_by_name)
     return use_kernels(result, DEFAULT_KERNELS) if any(custom_nodes(result)) else result
 
 

@@ -91,8 +91,8 @@ def written_out(patterns: Patterns, names: Aliases) -> set[str]:
 
 def _in_module(others: Collection[str]) -> str:
     """The name of a tensor in the module, which is behind its own if that is another, and before those of modules."""
-    own, *rest = others
-    return rest[0] if rest and rest[0] != owner(own) else own
+    first, *rest = others
+    return rest[0] if rest and rest[0] != owner(first) else first
 
 
 def is_pattern(text: str | re.Pattern[str]) -> bool:

@@ -12,12 +12,12 @@ from onnx_backprop.opset.graphs.walk import constant_tensor, reads
 
 def boundary(nodes: Sequence[NodeProto]) -> list[str]:
     """The names that some nodes read and do not make, in order of first use."""
-    made = {name for node in nodes for name in node.output}
-    found: dict[str, None] = {}
+    produced = {name for node in nodes for name in node.output}
+    inputs: dict[str, None] = {}
     for node in nodes:
         captured = sorted(reads(node) - set(node.input))
-        found.update((name, None) for name in (*node.input, *captured) if name and name not in made)
-    return list(found)
+        inputs.update((name, None) for name in (*node.input, *captured) if name and name not in produced)
+    return list(inputs)
 
 
 class Submodels:
@@ -56,15 +56,15 @@ class Submodels:
         names = boundary(nodes)
         constants = [self._named(name) for name in names if name in self.constants and name not in variables]
         defaults = [numpy_helper.from_array(np.asarray(values[n]), n) for n in names if self._is_input(n, variables)]
-        made = [name for node in nodes for name in node.output if name]
-        outputs = [n for n in made if n in self._outputs or self._readers.get(n, inside) - inside] or made
+        produced = [name for node in nodes for name in node.output if name]
+        outputs = [n for n in produced if n in self._outputs or self._readers.get(n, inside) - inside] or produced
         graph = helper.make_graph(
             list(nodes),
             "submodel",
             [self._info(t.name, values) for t in defaults],
             [self._info(name, values) for name in outputs],
             [*constants, *defaults],
-            value_info=[self._declared[n] for n in made if n in self._declared and n not in outputs],
+            value_info=[self._declared[n] for n in produced if n in self._declared and n not in outputs],
         )
         return helper.make_model(
             graph,

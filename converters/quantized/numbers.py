@@ -55,8 +55,8 @@ def blocks_along(shape: tuple[int, ...], scales: int, axis: int, length: int = 0
     """
     if length:
         lengths = tuple(length if n == axis else 1 for n in range(len(shape)))
-        found = Blocks(shape, lengths)
-        return found if int(np.prod(found.counts)) == scales else None
+        blocks = Blocks(shape, lengths)
+        return blocks if int(np.prod(blocks.counts)) == scales else None
     if scales == 1:
         return Blocks(shape, shape)
     if not -len(shape) <= axis < len(shape) or shape[axis] != scales:

@@ -123,8 +123,8 @@ def _scale_behind(w: Walk, node: NodeProto) -> Quantized | None:
                 if scales is None or scales.size != 1:
                     raise w.refuse(node, "it moves a weight that has several scales. Quantise it with one scale")
                 return Quantized("", scale, zero)
-            if reader.op_type in _MOVING and (found := _scale_behind(w, reader)) is not None:
-                return found
+            if reader.op_type in _MOVING and (behind := _scale_behind(w, reader)) is not None:
+                return behind
     return None
 
 

@@ -281,9 +281,9 @@ class Walk:
         counts = {int(np.prod(tensor.dims)) for tensor in (scales, zeros) if tensor is not None}
         if scales is None or (zero and zeros is None) or counts != {1} or element not in INTEGERS:
             return None  # computed by each run, or along an axis: such scales stay
-        found = self.activations.setdefault((id(scales), id(zeros)), Activation(scales, zeros, element))
-        found.values.append(value)
-        return found
+        activation = self.activations.setdefault((id(scales), id(zeros)), Activation(scales, zeros, element))
+        activation.values.append(value)
+        return activation
 
     def element_of(self, zero: str) -> int:
         """The type of integers with a zero point, uint8 where there is none."""
@@ -347,8 +347,8 @@ class Walk:
                 continue
             if source == name:
                 continue
-            made = any(source in node.output for node in self.nodes)
-            if not made or source in names:
+            produced = any(source in node.output for node in self.nodes)
+            if not produced or source in names:
                 self.put(helper.make_node("Identity", [source], [name], name=unique(f"{name}/Identity", self.taken)))
                 continue
             for node in self.nodes:

@@ -23,12 +23,12 @@ def choose(program: GraphProgram, budget: int) -> Replay:
     """The cheapest replay found within a budget in bytes; where there is none, one of the least memory found."""
     least = Replay(program, ReplayChoice())
     for share in _AIMS:
-        found = _search(program, round(share * budget), budget)
-        if found.peak <= budget:
-            return _without_needless(program, found, budget)
-        least = min(least, found, key=lambda replay: replay.peak)
-    while (found := _search(program, round(0.95 * least.peak), 0)).peak < least.peak:
-        least = found
+        candidate = _search(program, round(share * budget), budget)
+        if candidate.peak <= budget:
+            return _without_needless(program, candidate, budget)
+        least = min(least, candidate, key=lambda replay: replay.peak)
+    while (candidate := _search(program, round(0.95 * least.peak), 0)).peak < least.peak:
+        least = candidate
     return least
 
 

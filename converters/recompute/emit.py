@@ -183,16 +183,16 @@ class RecomputeEmitter:
         program = self.program
         waiting = [program.nodes[n]]
         for node in waiting:  # which grows
-            made = {
+            produced = {
                 v: program.position[p]
                 for v in node.inputs
                 if v is not None and (p := v.producer()) is not None and p in program.backward
             }
-            early = {v: place for v, place in made.items() if place < n and v.producer() not in self.exclusive}
-            found = max((v for v in early if self._readable(v)), key=early.__getitem__, default=None)
-            if found is not None:
-                return found
-            others = [v.producer() for v in made if v not in early]
+            early = {v: place for v, place in produced.items() if place < n and v.producer() not in self.exclusive}
+            latest = max((v for v in early if self._readable(v)), key=early.__getitem__, default=None)
+            if latest is not None:
+                return latest
+            others = [v.producer() for v in produced if v not in early]
             others += [reader for v in node.outputs for reader, _ in v.uses() if reader in program.backward]
             others += [v.producer() for v in early]
             waiting += [other for other in dict.fromkeys(others) if other is not None and other not in waiting]
@@ -217,7 +217,7 @@ class RecomputeEmitter:
                 last = max((place[r] for r in exclusive), default=-1)
                 later = [(r, i) for r, i in value.uses() if place.get(r, -1) > last and r not in self.exclusive]
                 later = [(r, i) for r, i in later if not program.melts(value, r)]
-                results = [made for r in exclusive if (made := self._result(r, later, place)) is not None]
+                results = [result for r in exclusive if (result := self._result(r, later, place)) is not None]
                 if later and results and self.edges[value] > 1:
                     start = len(op.nodes)
                     op.prefix = f"{value.name}/awaited"
@@ -232,13 +232,13 @@ class RecomputeEmitter:
     ) -> ir.Value | None:
         """The last value on the way to a parameter's gradient, before others go on, that can have one more reader."""
         limit = min((place[reader] for reader, _ in later), default=-1)
-        value, found = node.outputs[0], None
+        value, readable = node.outputs[0], None
         while True:
             ends = value.is_graph_output()
-            found = value if ends or self._readable(value) else found
+            readable = value if ends or self._readable(value) else readable
             readers = [reader for reader, _ in value.uses()]
             if ends or len(readers) != 1 or not (self.program.position.get(readers[0], limit) < limit):
-                return found
+                return readable
             value = readers[0].outputs[0]
 
     def _hoist_shapes(self) -> set[ir.Node]:

@@ -95,8 +95,8 @@ class GraphProgram:
         return len(value.uses()) + 2 * value.is_graph_output()
 
     def _is_view(self, node: ir.Node) -> bool:
-        made = self.buffer_of.get(node.outputs[0])
-        return made is not None and made.value is not node.outputs[0]
+        output = self.buffer_of.get(node.outputs[0])
+        return output is not None and output.value is not node.outputs[0]
 
     @cached_property
     def saved(self) -> frozenset[Buffer]:
@@ -170,7 +170,7 @@ class GraphProgram:
         """The last position a buffer is there at, one before that of its last reader where that writes over it."""
         node = self.nodes[last]
         if last > buffer.created and node in IN_PLACE:
-            made = self.buffer_of.get(node.outputs[0])
-            if made is not None and made.size == buffer.size and not buffer.value.is_graph_output():
+            output = self.buffer_of.get(node.outputs[0])
+            if output is not None and output.size == buffer.size and not buffer.value.is_graph_output():
                 return last - 1
         return last

@@ -93,9 +93,9 @@ class Replay:
                     self._within[n][read] = place
             self.copies_at[n].append(current.node)
             for value in current.node.outputs:
-                made = self.program.buffer_of.get(value)
-                if made is not None and made not in self.copied:
-                    self.copied[made] = self.copy_read[made] = n
+                original = self.program.buffer_of.get(value)
+                if original is not None and original not in self.copied:
+                    self.copied[original] = self.copy_read[original] = n
 
     def _changes(self) -> np.ndarray:
         program = self.program
@@ -121,13 +121,13 @@ class Replay:
         live, most = 0, 0
         within = self._within[n]
         for place, node in enumerate(nodes):
-            made = [self.program.buffer_of[v] for v in node.outputs if v in self.program.buffer_of]
-            new = sum(b.size for b in made if self._passes(b, n))
+            outputs = [self.program.buffer_of[v] for v in node.outputs if v in self.program.buffer_of]
+            new = sum(b.size for b in outputs if self._passes(b, n))
             gone = [b for b, last in within.items() if last == place and self._passes(b, n)]
-            over = node in IN_PLACE and any(b.size == made[0].size for b in gone)
+            over = node in IN_PLACE and any(b.size == outputs[0].size for b in gone)
             live += new
-            most = max(most, live - (made[0].size if over else 0))
-            live -= sum(b.size for b in gone) + sum(b.size for b in made if self._passes(b, n) and b not in within)
+            most = max(most, live - (outputs[0].size if over else 0))
+            live -= sum(b.size for b in gone) + sum(b.size for b in outputs if self._passes(b, n) and b not in within)
         return most
 
     def _passes(self, buffer: Buffer, n: int) -> bool:

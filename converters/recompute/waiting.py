@@ -24,11 +24,11 @@ def waiting(op: Builder, x: ir.Value, gates: Sequence[ir.Value]) -> ir.Value:
 
 def dependent(nodes: Iterable[ir.Node], values: Iterable[ir.Value]) -> set[ir.Value]:
     """Some values, and all that nodes make of them."""
-    found = set(values)
+    result = set(values)
     for node in nodes:
-        if not found.isdisjoint(node.inputs):
-            found.update(node.outputs)
-    return found
+        if not result.isdisjoint(node.inputs):
+            result.update(node.outputs)
+    return result
 
 
 class Backward:
@@ -49,10 +49,10 @@ class Backward:
             one = left.pop(0)
             for g in one.inputs:
                 while g is not None and g in self.late:
-                    made = _maker(g)
-                    if self.place.get(made, -1) < self.place[node]:
+                    producer = _maker(g)
+                    if self.place.get(producer, -1) < self.place[node]:
                         return g
-                    g = next((x for x in made.inputs if x in self.late), None)
+                    g = next((x for x in producer.inputs if x in self.late), None)
             readers = {r for y in one.outputs for r, _ in y.uses() if r in self.place and r not in seen}
             seen |= readers
             left += sorted(readers, key=self.place.__getitem__)

@@ -38,6 +38,7 @@ from onnx_backprop.converters.reverse.path import (
     values_between,
 )
 from onnx_backprop.converters.reverse.widened import Widened
+from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import OnnxBackpropError, UnsupportedOpError
 from onnx_backprop.opset.graphs.facts import CARRIES_ROUNDED, UNARY
 from onnx_backprop.opset.graphs.walk import is_standard, values_read
@@ -278,15 +279,15 @@ def _through_branches(
     """
     node = node_plan.node
     inner = [op.inside() for _ in node_plan.parts]
-    found: list[dict[ir.Value, ir.Value]] = []
+    branch_grads: list[dict[ir.Value, ir.Value]] = []
     for part, child in zip(node_plan.parts, inner, strict=True):
         child.prefix = op.prefix
-        found.append(dict(_through_body(part, node, dys, child, opsets)))
-    reached = sorted({value for grads in found for value in grads}, key=lambda value: str(value.name))
+        branch_grads.append(dict(_through_body(part, node, dys, child, opsets)))
+    reached = sorted({value for grads in branch_grads for value in grads}, key=lambda value: str(value.name))
     if not reached:
         return []
     branches: list[tuple[Builder, list[ir.Value]]] = []
-    for child, grads in zip(inner, found, strict=True):
+    for child, grads in zip(inner, branch_grads, strict=True):
         values = [grads[x] if x in grads else child.zeros_like(x) for x in reached]
         drop_unread(child.nodes, values)
         branches.append((child, values))
@@ -301,6 +302,7 @@ def _apply(
     """Each input and its gradient."""
     if not rule.all_outputs and any(dy is not None for dy in dys[1:]):
         raise node.unsupported("a gradient arrives at another than the first output; the rule handles the first only")
+    start = len(op.nodes)
     try:
         grads = rule.function(op, node, dys if rule.all_outputs else dys[0])
     except OnnxBackpropError:
@@ -309,6 +311,7 @@ def _apply(
         if words := node.version != registry.ANY_VERSION and complaint(node.node, node.version):
             raise node.invalid(words) from e
         raise
+    _check_types(node, op.nodes[start:])
     grads = (grads,) if isinstance(grads, ir.Value) else grads
     if node.node in UNARY:
         grads = [op.where_it_flows(g) for g in grads if g is not None]
@@ -319,3 +322,13 @@ def _apply(
         (x, op.unbroadcast(g, x, node.output()) if x is not None and g is not None and node.wants(n) else None)
         for n, (x, g) in enumerate(received)
     ]
+
+
+def _check_types(node: Forward, emitted: Sequence[ir.Node]) -> None:
+    """Refuse float64 where an operator of this domain computes the gradient."""
+    for each in emitted:
+        if each.domain == DOMAIN and any(x is not None and x.dtype == ir.DataType.DOUBLE for x in each.inputs):
+            raise node.unsupported(
+                f"its gradient is {each.op_type}, which takes float32, float16 and bfloat16, got float64. Convert the "
+                "model to float32"
+            )

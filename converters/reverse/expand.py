@@ -262,8 +262,8 @@ def rename(node: ir.Node, prefix: str, unique: Unique) -> None:
     """Give a node, those inside it and the values that they make names that are free."""
     for inner in all_nodes([node]):
         inner.name = unique(f"{prefix}/{inner.op_type}")
-        own = [value for graph in subgraphs(inner) for value in (*graph.inputs, *graph.initializers.values())]
-        for value in (*inner.outputs, *own):
+        leaves = [value for graph in subgraphs(inner) for value in (*graph.inputs, *graph.initializers.values())]
+        for value in (*inner.outputs, *leaves):
             if value.name:
                 value.name = unique(f"{prefix}/{value.name}")
 

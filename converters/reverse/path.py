@@ -175,17 +175,17 @@ def explain_unreached(
 
 def imputed(nodes: Iterable[ir.Node]) -> set[ir.Node]:
     """The elementwise nodes, of some in their order, that lead to a value whose NaN or infinity is thrown away."""
-    found: set[ir.Node] = set()
+    result: set[ir.Node] = set()
     values: set[ir.Value] = set()
     for node in reversed(list(nodes)):
         if node not in ELEMENTWISE:
             continue
         if not values.isdisjoint(node.outputs):
-            found.add(node)
+            result.add(node)
             values.update(x for x in node.inputs if x is not None)
         if node.op_type == "Where" and _throws_away(node):
             values.update(x for x in node.inputs[1:] if x is not None)
-    return found
+    return result
 
 
 def _throws_away(node: ir.Node) -> bool:

@@ -138,10 +138,10 @@ def _say_the_same(domain: str, op_type: str, earlier: int, later: int) -> bool:
         old, new = (defs.get_schema(op_type, n, domain) for n in (earlier, later))
     except defs.SchemaError:
         return False
-    return _said(old) == _said(new)
+    return _contents(old) == _contents(new)
 
 
-def _said(schema: defs.OpSchema) -> tuple[Any, ...]:
+def _contents(schema: defs.OpSchema) -> tuple[Any, ...]:
     """All that a schema says but for types and its version."""
     values = [
         (v.name, v.option, v.is_homogeneous, v.min_arity, v.description) for v in (*schema.inputs, *schema.outputs)

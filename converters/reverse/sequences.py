@@ -70,15 +70,15 @@ def sequence_of(op: Builder, count: ir.Value, dtype: ir.DataType, each: Each) ->
     """The sequence of each(0), each(1), … each(count - 1)."""
     empty = op.SequenceEmpty(dtype=dtype)
     empty.type = sequence_type(dtype)
-    (result,) = _run(op, count, [empty], lambda inner, n, made: [insert(inner, made[0], each(inner, n))])
+    (result,) = _run(op, count, [empty], lambda inner, n, states: [insert(inner, states[0], each(inner, n))])
     return op.like(result, empty)
 
 
 def lengths_along(op: Builder, sequence: ir.Value, axis: int) -> ir.Value:
     """The length of every element along an axis, 1-D int64."""
 
-    def step(inner: Builder, n: ir.Value, made: list[ir.Value]) -> list[ir.Value]:
-        return [inner.Concat(made[0], inner.length(at(inner, sequence, n), axis), axis=0)]
+    def step(inner: Builder, n: ir.Value, states: list[ir.Value]) -> list[ir.Value]:
+        return [inner.Concat(states[0], inner.length(at(inner, sequence, n), axis), axis=0)]
 
     (result,) = _run(op, length(op, sequence), [op.Slice(op.ints([0]), [0], [0])], step)
     return result
@@ -126,8 +126,8 @@ def _run(
              for name, dtype in (("n", ir.DataType.INT64), ("go", ir.DataType.BOOL)))  # fmt: skip
     before = [ir.Value(name=inner.unique(f"{inner.prefix}/state"), type=state.type) for state in states]
     after = [inner.Identity(go), *step(inner, n, before)]
-    for made, like in zip(after[1:], before, strict=True):
-        made.type = like.type
+    for value, like in zip(after[1:], before, strict=True):
+        value.type = like.type
     body = ir.Graph([n, go, *before], after, nodes=inner.nodes, name=inner.unique(f"{inner.prefix}/body"))
     results = op.emit("Loop", [count, op.constant(np.array(True)), *states], {"body": body}, outputs=len(states))
     for result, state in zip(results, states, strict=True):

@@ -27,8 +27,8 @@ def without_unread_rows(node: ir.Node, needed: set[ir.Value]) -> ir.Node:
     kept = [n for n, y in enumerate(node.outputs) if n < states or y.uses()]
     if len(kept) == len(node.outputs) or (node.op_type == "Scan" and not kept):
         return node
-    made = list(body.outputs)
-    body.outputs[:] = [*made[:extra], *(made[extra + n] for n in kept)]
+    outputs = list(body.outputs)
+    body.outputs[:] = [*outputs[:extra], *(outputs[extra + n] for n in kept)]
     _drop_unread(body)
     attributes = dict(node.attributes)
     for name in ("scan_output_axes", "scan_output_directions"):

@@ -30,7 +30,7 @@ class Widened:
         self._real: dict[ir.Value, ir.Value] = {}
         half = any(map(_is_half, nodes))
         self.nodes = [self._node(node) if half and not _stays(node) else node for node in nodes]
-        self._made = [(new, old) for new, old in zip(self.nodes, nodes, strict=True) if new is not old]
+        self._replaced = [(new, old) for new, old in zip(self.nodes, nodes, strict=True) if new is not old]
 
     def of(self, value: ir.Value) -> ir.Value:
         """What stands for a value."""
@@ -58,7 +58,7 @@ class Widened:
 
     def replace_stand_ins(self, gradients: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, ir.Value]:
         """Replace the stand-ins in all that was emitted; the gradients of the real values, in their types."""
-        for node, old in self._made:
+        for node, old in self._replaced:
             old.resize_outputs(len(node.outputs))  # rules read outputs that were left out
             for y, real in zip(node.outputs, old.outputs, strict=True):
                 self._real[y] = real

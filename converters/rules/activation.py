@@ -167,12 +167,12 @@ def dropout(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     if not node.has(2) or (mode is not None and not mode.any()):
         return dy
     x, y, given = node.input(0), node.output(), node.optional(1)
-    own, wide, training = element_type(x), work_type(x), None if mode is not None else node.input(2)
+    dtype, wide, training = element_type(x), work_type(x), None if mode is not None else node.input(2)
     ratio = op.number(0.5, wide) if given is None else cast(op, given, wide)
     scale, g = op.Reciprocal(op.Sub(1, ratio)), widen(op, dy, x)
     dx = dratio = None
     if node.wants(0):  # or the mask would be put out for nothing
-        dx = cast(op, op.Where(_mask(op, node), op.Mul(g, scale), 0), own)
+        dx = cast(op, op.Where(_mask(op, node), op.Mul(g, scale), 0), dtype)
         dx = dx if training is None else op.Where(training, dx, dy)
     if given is not None:
         total = op.ReduceSum(op.Mul(op.Mul(g, widen(op, y, x)), scale), keepdims=0)

@@ -15,8 +15,8 @@ DOMAIN_TYPES = (ir.DataType.FLOAT, *HALF_TYPES)  # of the tensors of our domain'
 
 def work_type(value: ir.Value) -> ir.DataType:
     """The type to sum and count in: float32 for the half types, which lose small terms, else the value's own."""
-    own = element_type(value)
-    return ir.DataType.FLOAT if own in HALF_TYPES else own
+    dtype = element_type(value)
+    return ir.DataType.FLOAT if dtype in HALF_TYPES else dtype
 
 
 def cast(op: Builder, value: ir.Value, target: ir.DataType) -> ir.Value:

@@ -193,16 +193,16 @@ def _conv_transpose_pads(node: Forward, attributes: ConvAttributes) -> Pads | No
     known = [length for length in lengths if isinstance(length, int)]
     if wanted is not None and len(known) < axes:
         return None
-    found = onnx_conv_transpose_pads(
+    pads = onnx_conv_transpose_pads(
         extents, attributes.strides, extra, upper=attributes.upper, lengths=known, wanted=wanted or ()
     )
-    for axis, (one, stride) in enumerate(zip(found, attributes.strides, strict=True)):
+    for axis, (one, stride) in enumerate(zip(pads, attributes.strides, strict=True)):
         if wanted is not None and not 0 <= one.beyond < stride:
             natural = wanted[axis] - one.beyond
             raise node.refuse(
                 "output_shape", wanted, f"within one stride of the natural output (axis {axis}: {natural})"
             )
-    return [one.begin for one in found], [one.end for one in found]
+    return [one.begin for one in pads], [one.end for one in pads]
 
 
 def _output_padding(node: Forward, attributes: ConvAttributes) -> list[int]:

@@ -72,7 +72,7 @@ def _equation(node: Forward) -> _Equation:
     if rank > len(unused):
         raise node.refuse("equation", text, f"with at most {len(ascii_letters)} letters and axes of an ellipsis")
     axes = unused[:rank]
-    explicit = [term.replace(ELLIPSIS, axes[rank - own :]) for term, own in zip(terms, ranks, strict=True)]
+    explicit = [term.replace(ELLIPSIS, axes[rank - length :]) for term, length in zip(terms, ranks, strict=True)]
     _check_terms(node, text, explicit)
     return _Equation(explicit, output.replace(ELLIPSIS, axes))
 
@@ -122,14 +122,14 @@ class _Operand:
         summed: list[int] = []
         repeated = undecided = False
         for axis, letter in enumerate(self.letters):
-            own = self._known[self._term.index(letter)]
+            length = self._known[self._term.index(letter)]
             there = reached.get(letter, []) if letter in kept else [1]
-            if own is not None and all(d == own for d in there):
+            if length is not None and all(d == length for d in there):
                 continue
-            if own == 1:
+            if length == 1:
                 summed.append(axis)
-            elif isinstance(own, int):
-                repeated = repeated or own not in there
+            elif isinstance(length, int):
+                repeated = repeated or length not in there
             elif letter not in kept:
                 repeated = True
             else:

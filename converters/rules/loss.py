@@ -43,19 +43,19 @@ def softmax_cross_entropy_loss(op: Builder, node: Forward, dys: Sequence[ir.Valu
     wide = widen(op, x)
     p = op.Softmax(wide, axis=1)
 
-    kept = None
+    mask = None
     if node.given("ignore_index"):
         ignored = op.Equal(labels, node.int("ignore_index", 0))
         labels = op.Where(ignored, 0, labels)
-        kept = op.Where(ignored, op.scalar(0, wide), op.scalar(1, wide))
+        mask = op.Where(ignored, op.scalar(0, wide), op.scalar(1, wide))
     onehot = cast(op, op.OneHot(labels, op.Gather(op.Shape(x), 1), [0.0, 1.0], axis=1), work_type(x))  # never float64
 
     dx = dw = None
     if dy is not None:
-        w = kept
+        w = mask
         if node.has(2):
             weights = op.Gather(widen(op, node.input(2)), labels, axis=0)
-            w = weights if kept is None else op.Mul(weights, kept)
+            w = weights if mask is None else op.Mul(weights, mask)
         g = dy
         if reduction == "mean":
             total = op.ReduceSum(w, keepdims=0) if w is not None else op.Cast(op.Size(labels), to=work_type(x))
@@ -64,7 +64,7 @@ def softmax_cross_entropy_loss(op: Builder, node: Forward, dys: Sequence[ir.Valu
         scale = op.Unsqueeze(scale, [1]) if w is not None or reduction == "none" else scale
         dx = op.Mul(scale, op.Sub(p, onehot))
         if node.has(2):
-            per_position = g if kept is None else op.Mul(g, kept)
+            per_position = g if mask is None else op.Mul(g, mask)
             dw = _weights_gradient(op, node, labels, onehot, per_position, mean=reduction == "mean")
             dw = narrow(op, dw, node.input(2))
     if dlog_p is not None:

@@ -77,12 +77,12 @@ def _differentiate(
     directions = 2 if name == "bidirectional" else 1
     functions = activations(node, default_functions, directions, clip)
     parts = unrolled.Parts(op, node, dys, layout)
-    found: list[unrolled.DirectionGrads] = []
+    by_direction: list[unrolled.DirectionGrads] = []
     for d in range(directions):
         backwards = name == "reverse" or d == 1
         one = direction(parts.direction(d, backwards, functions[d]), node)
-        found.append(one if not backwards else replace(one, x=parts.reversed(one.x)))
-    return parts.gradients(found)
+        by_direction.append(one if not backwards else replace(one, x=parts.reversed(one.x)))
+    return parts.gradients(by_direction)
 
 
 def _split(op: Builder, value: ir.Value, parts: int, axis: int = -1) -> Sequence[ir.Value]:
@@ -183,8 +183,8 @@ def _lstm_direction(s: unrolled.Sequences, node: Forward) -> unrolled.DirectionG
     def cell(op: Builder, states: list[ir.Value], inputs: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
         (c,), (a_i, a_f, k) = states, inputs
         i = f.value(op, peeped(op, a_i, p_i, c))
-        kept = op.Sub(1, i) if coupled else f.value(op, peeped(op, a_f, p_f, c))
-        after = op.Add(op.Mul(kept, c), op.Mul(i, k))
+        forget = op.Sub(1, i) if coupled else f.value(op, peeped(op, a_f, p_f, c))
+        after = op.Add(op.Mul(forget, c), op.Mul(i, k))
         return [after], [op.Identity(after)]
 
     _, (c_after,) = scan(op, [s.c0], [a_i, a_f, k], cell, outputs=1, backwards=False)
@@ -192,7 +192,7 @@ def _lstm_direction(s: unrolled.Sequences, node: Forward) -> unrolled.DirectionG
     c = unrolled.shifted(op, s.c0, c_after)
     a_i, a_o, a_f = peeped(op, a_i, p_i, c), peeped(op, a_o, p_o, c_after), peeped(op, a_f, p_f, c)
     i, o = f.value(op, a_i), f.value(op, a_o)
-    kept = op.Sub(1, i) if coupled else f.value(op, a_f)
+    forget = op.Sub(1, i) if coupled else f.value(op, a_f)
 
     to_o = s.masked(op.Mul(q.value(op, c_after), f.slope(op, a_o)))
     to_c = s.masked(op.Mul(o, q.slope(op, c_after)))
@@ -201,16 +201,16 @@ def _lstm_direction(s: unrolled.Sequences, node: Forward) -> unrolled.DirectionG
     to_f = op.Mul(0, to_i) if coupled else s.masked(op.Mul(c, f.slope(op, a_f)))
 
     def step(op: Builder, states: list[ir.Value], inputs: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-        (dh, dc), (dy, to_o, to_c, to_k, to_i, to_f, kept) = states, inputs
+        (dh, dc), (dy, to_o, to_c, to_k, to_i, to_f, forget) = states, inputs
         dh = op.Add(dh, dy)
         da_o = op.Mul(dh, to_o)
         dc = peeped(op, op.Add(dc, op.Mul(dh, to_c)), p_o, da_o)
         da_i, da_f, da_k = op.Mul(dc, to_i), op.Mul(dc, to_f), op.Mul(dc, to_k)
-        before = peeped(op, peeped(op, op.Mul(dc, kept), p_i, da_i), p_f, da_f)
+        before = peeped(op, peeped(op, op.Mul(dc, forget), p_i, da_i), p_f, da_f)
         da = op.Concat(da_i, da_o, da_f, da_k, axis=-1)
         return [op.MatMul(da, s.r), before], [da]
 
-    inputs = [s.dh, to_o, to_c, to_k, to_i, to_f, s.masked(kept)]
+    inputs = [s.dh, to_o, to_c, to_k, to_i, to_f, s.masked(forget)]
     (dh0, dc0), (da,) = scan(op, [s.dh_last, s.dc_last], inputs, step, outputs=1, backwards=True, running=s.running)
     da_i, da_o, da_f, _ = _split(op, da, 4)
     dp = op.Concat(_sum(op, op.Mul(da_i, c)), _sum(op, op.Mul(da_o, c_after)), _sum(op, op.Mul(da_f, c)), axis=0)

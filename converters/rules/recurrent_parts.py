@@ -107,17 +107,17 @@ class Parts:
             return op.ReverseSequence(value, self.lengths, time_axis=0, batch_axis=1)
         return op.Slice(value, [-1], [-FAR], [0], [-1])
 
-    def gradients(self, found: list[DirectionGrads]) -> Grads:
+    def gradients(self, by_direction: list[DirectionGrads]) -> Grads:
         """One gradient for each input of the node."""
         grads: list[ir.Value | None] = [None] * len(self.node.inputs)
-        grads[X] = self._time_first(self.op.accumulate([one.x for one in found]))
+        grads[X] = self._time_first(self.op.accumulate([one.x for one in by_direction]))
         by_input = {
-            W: [one.w for one in found],
-            R: [one.r for one in found],
-            BIAS: [one.bias for one in found],
-            H0: [one.h0 for one in found],
-            C0: [one.c0 for one in found if one.c0 is not None],
-            PEEPHOLES: [one.peepholes for one in found if one.peepholes is not None],
+            W: [one.w for one in by_direction],
+            R: [one.r for one in by_direction],
+            BIAS: [one.bias for one in by_direction],
+            H0: [one.h0 for one in by_direction],
+            C0: [one.c0 for one in by_direction if one.c0 is not None],
+            PEEPHOLES: [one.peepholes for one in by_direction if one.peepholes is not None],
         }
         for index, values in by_input.items():
             if self.node.has(index) and values:

@@ -55,16 +55,16 @@ def _published(
         return _resize_grad(op, node, dy, mode, f"neither has {mode.unpublished}")
     if any(0 in (axis.length, axis.out) for axis in axes):
         return _resize_grad(op, node, dy, mode, "a length of 0")
-    found = equivalence.meanings(mode, axes)
-    common = equivalence.onednn_coordinates(axes, found)
+    meanings = equivalence.meanings(mode, axes)
+    common = equivalence.onednn_coordinates(axes, meanings)
     if common:
         _log(node, "InterpolateBackward", mode)
         return _interpolate_backward(op, node, dy, mode, common, axes)
-    offsets = [m.resample for m in found if m.resample]
+    offsets = [m.resample for m in meanings if m.resample]
     if len(offsets) == len(axes):
         _log(node, "ResampleGrad", mode)
         return _resample_grad(op, node, dy, mode, offsets)
-    return _resize_grad(op, node, dy, mode, equivalence.why_neither(axes, found))
+    return _resize_grad(op, node, dy, mode, equivalence.why_neither(axes, meanings))
 
 
 def _log(node: Forward, chosen: str, mode: equivalence.Mode) -> None:

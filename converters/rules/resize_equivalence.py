@@ -91,20 +91,20 @@ def meanings(mode: Mode, axes: Sequence[AxisScale]) -> list[Meaning]:
     return [ANY if axis.identity else _meaning(mode, axis) for axis in axes]
 
 
-def onednn_coordinates(axes: Sequence[AxisScale], found: Sequence[Meaning]) -> str:
+def onednn_coordinates(axes: Sequence[AxisScale], by_axis: Sequence[Meaning]) -> str:
     """The coordinate mode under which InterpolateBackward, which resizes spatial axes only, serves all axes, or ''."""
     if not 3 <= len(axes) <= 5 or not all(a.identity for a in axes[:2]):
         return ""
-    common = frozenset(SPEC_COORDINATES).intersection(*(m.spec for m in found[2:]))
+    common = frozenset(SPEC_COORDINATES).intersection(*(m.spec for m in by_axis[2:]))
     return next((c for c in SPEC_COORDINATES if c in common), "")
 
 
-def why_neither(axes: Sequence[AxisScale], found: Sequence[Meaning]) -> str:
+def why_neither(axes: Sequence[AxisScale], by_axis: Sequence[Meaning]) -> str:
     """Why no published operator serves all axes."""
-    for number, (axis, one) in enumerate(zip(axes, found, strict=True)):
+    for number, (axis, one) in enumerate(zip(axes, by_axis, strict=True)):
         if not axis.identity and not one.spec and not one.resample:
             return f"axis {number}: {one.why_not}"
-    for number, (axis, one) in enumerate(zip(axes, found, strict=True)):
+    for number, (axis, one) in enumerate(zip(axes, by_axis, strict=True)):
         if not one.resample:
             reason = "is not known to keep its length" if number < 2 and not axis.identity else one.why_not
             return f"axis {number}: {reason or 'its scale is unknown at conversion'}"

@@ -66,8 +66,8 @@ def keep_statistics(
         if (node.domain, node.op_type) != ("", "BatchNormalization") or not _trains(node) or _computes_statistics(node):
             continue
         scale, bias, mean, var = (_source(value) for value in node.inputs[1:5])
-        own = [name for name in (scale, bias) if name in graph.initializers and name not in left_out]
-        if not all(name in held and name in frozen for name in own) or not (own or {mean, var} & set(held)):
+        affine = [name for name in (scale, bias) if name in graph.initializers and name not in left_out]
+        if not all(name in held and name in frozen for name in affine) or not (affine or {mean, var} & set(held)):
             continue
         node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
         for old, place in zip(node.outputs[1:], STATISTICS, strict=False):

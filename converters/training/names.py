@@ -22,5 +22,5 @@ def shape_check(target: str, prediction: str) -> str:
 
 def failed_shape_check(message: str) -> tuple[str, str] | None:
     """The target and the prediction of the `shape_check` whose failure a message of onnxruntime is about."""
-    found = re.search(rf"Name:'(.+){_MUST_HAVE_THE_SHAPE_OF}(.+)/Reshape", message)
-    return None if found is None else (found[1], found[2])
+    match = re.search(rf"Name:'(.+){_MUST_HAVE_THE_SHAPE_OF}(.+)/Reshape", message)
+    return None if match is None else (match[1], match[2])

@@ -202,17 +202,17 @@ class RMSProp(Optimizer):
         return {"square": 0.0} | ({"mean": 0.0} if self.centered else {}) | ({"momentum": 0.0} if self.momentum else {})
 
     def update(self, u: Update, x: str, g: str, *state: str) -> Sequence[str]:
-        kept = dict(zip(self.slots(), state, strict=True))
+        slots = dict(zip(self.slots(), state, strict=True))
         g = u.decayed(x, g)
         alpha, rest = u.number("alpha"), u.rest("alpha")
-        kept["square"] = variance = u.Add(u.Mul(alpha, kept["square"]), u.Mul(rest, u.Mul(g, g)))
+        slots["square"] = variance = u.Add(u.Mul(alpha, slots["square"]), u.Mul(rest, u.Mul(g, g)))
         if self.centered:
-            kept["mean"] = mean = u.Add(u.Mul(alpha, kept["mean"]), u.Mul(rest, g))
+            slots["mean"] = mean = u.Add(u.Mul(alpha, slots["mean"]), u.Mul(rest, g))
             variance = u.Sub(variance, u.Mul(mean, mean))
         direction = u.Div(g, u.Add(u.Sqrt(variance), u.number("epsilon")))
         if self.momentum:
-            kept["momentum"] = direction = u.Add(u.Mul(u.number("momentum"), kept["momentum"]), direction)
-        return u.Sub(x, u.Mul(u.rate, direction)), *kept.values()
+            slots["momentum"] = direction = u.Add(u.Mul(u.number("momentum"), slots["momentum"]), direction)
+        return u.Sub(x, u.Mul(u.rate, direction)), *slots.values()
 
 
 @dataclass(frozen=True, kw_only=True)

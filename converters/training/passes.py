@@ -97,20 +97,20 @@ class Passes:
         free = [n for n in early if nodes[n] in VIEW or is_standard(nodes[n], "Constant")]
         again = {free[n] for n in ancestors([nodes[n] for n in free], read)}
         read = read.union(*(reads(nodes[n]) for n in again))
-        kept = sorted(name for name in read if name in maker and maker[name] not in late | again)
+        residuals = sorted(name for name in read if name in maker and maker[name] not in late | again)
         declared = {v.name: v for v in (*self.model.graph.value_info, *self.model.graph.output)}
-        ends = [*self.ends, *(name for name in kept if name not in self.ends)]
+        ends = [*self.ends, *(name for name in residuals if name not in self.ends)]
         known = [declared.get(name, ValueInfoProto(name=name)) for name in ends]
         forward = part(self.model, [nodes[n] for n in early], [], known)
-        found = types(forward)
+        value_types = types(forward)
         backward = part(
             self.model,
             [nodes[n] for n in sorted(late | again)],
             [],
             [declared[name] for name in dict.fromkeys(self.gradients.values())],
-            {name: found[name] for name in kept},
+            {name: value_types[name] for name in residuals},
         )
-        return forward, backward, tuple(kept)
+        return forward, backward, tuple(residuals)
 
 
 def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False) -> Variables:
@@ -173,13 +173,13 @@ def passes(variables: Variables, wrt: Sequence[str], *, training: bool, kept: Co
         graph.inputs.append(masks)
     draft.infer_types()
     graph = draft.graph
-    made = {str(value.name): value for node in graph for value in node.outputs}
+    values = {str(value.name): value for node in graph for value in node.outputs}
     seeds: dict[str, str] = {}
     gradients: dict[str, str] = {}
     if wrt:
         differentiation, gradients = draft.differentiate(wrt=wrt, of=None, seed_all=True, quiet=True)
         seeds = differentiation.seeds
-    graph.outputs.extend(made[name] for name in statistics.values() if not made[name].is_graph_output())
+    graph.outputs.extend(values[name] for name in statistics.values() if not values[name].is_graph_output())
     graph.inputs.extend(
         value for name, value in graph.initializers.items() if name in inputs and not value.is_graph_input()
     )

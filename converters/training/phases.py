@@ -155,16 +155,16 @@ class TrainingDraft(Draft):
         graph, trainable = self.graph, requested.trainable
         floats = [v for v in graph.initializers.values() if is_float(v)]
         path = find_path(graph, [value for value in graph.outputs if value.name == self.loss], floats)
-        found = choose(graph, [v for v in floats if v in path.active])
-        left_out = {str(v.name): what for v, what in found.left_out.items()}
+        choice = choose(graph, [v for v in floats if v in path.active])
+        left_out = {str(v.name): what for v, what in choice.left_out.items()}
         reached = [str(v.name) for v in floats if v in path.active and v.name not in left_out]
         names = aliases(graph.initializers.values())
         frozen = select("frozen", requested.frozen, names) if requested.frozen else []
         without = dict.fromkeys(frozen, "frozen") | left_out
         if trainable is None:
             trained = [v for v in floats if v.name in reached and v.name not in frozen]
-            warn_of(graph, found, trained, frozen=frozen, share=not stopped)
-            doubtful = {str(v.name): why for v, why in found.doubtful.items() if v.name not in frozen}
+            warn_of(graph, choice, trained, frozen=frozen, share=not stopped)
+            doubtful = {str(v.name): why for v, why in choice.doubtful.items() if v.name not in frozen}
             return TrainableChoice(None, without, [name for name in reached if name in frozen], left_out, doubtful)
         if not trainable:
             return TrainableChoice(None, without | dict.fromkeys(reached, "not asked for"), reached, left_out)

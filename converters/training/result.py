@@ -322,11 +322,11 @@ class TrainingGraph:
 
     def describe(self) -> None:
         """Write what is known about the model into its metadata."""
-        said = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
-        said = {name: value for name, value in said.items() if value or name not in OPTIONAL}
-        said["state"] = [slot.described() for slot in self.state]
+        entries = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
+        entries = {name: value for name, value in entries.items() if value or name not in OPTIONAL}
+        entries["state"] = [slot.described() for slot in self.state]
         assign(self.model.metadata_props, [entry for entry in self.model.metadata_props if entry.key != METADATA])
-        text = json.dumps({"format": FORMAT, **said}, ensure_ascii=False, allow_nan=False)
+        text = json.dumps({"format": FORMAT, **entries}, ensure_ascii=False, allow_nan=False)
         self.model.metadata_props.add(key=METADATA, value=text)
 
 

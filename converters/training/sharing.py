@@ -81,13 +81,13 @@ def shared(values: Collection[ir.Value]) -> dict[str, list[str]]:
     return {name: list(dict.fromkeys(readers)) for name, readers in merged.items()}
 
 
-def describe_shared(found: dict[str, list[str]]) -> str:
+def describe_shared(readers_of: dict[str, list[str]]) -> str:
     """A sentence about them."""
     texts: list[str] = []
-    for name, readers in list(found.items())[:_SHOWN]:
+    for name, readers in list(readers_of.items())[:_SHOWN]:
         more = f" and {len(readers) - _SHOWN} more" if len(readers) > _SHOWN else ""
         texts.append(f"{name!r} is read by {', '.join(readers[:_SHOWN])}{more}")
-    rest = f"; and {len(found) - _SHOWN} more tensors" if len(found) > _SHOWN else ""
+    rest = f"; and {len(readers_of) - _SHOWN} more tensors" if len(readers_of) > _SHOWN else ""
     return (
         f"trained as one, since the file holds one tensor of equal numbers for several places: {'; '.join(texts)}"
         f"{rest}. Where an exporter merged them, untie=True gives each its own"

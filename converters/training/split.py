@@ -83,8 +83,8 @@ def split(graph: TrainingGraph, model: ModelProto) -> Split:
 
 def step_alone(graph: TrainingGraph, model: ModelProto) -> ModelProto:
     """`model`, which is that of `graph`, without the outputs of the forward model that no step reads."""
-    own = [graph.loss, graph.gradient_norms, *graph.updates.values(), *graph.input_gradients.values()]
-    outputs = [value for value in model.graph.output if value.name in own]
+    wanted = [graph.loss, graph.gradient_norms, *graph.updates.values(), *graph.input_gradients.values()]
+    outputs = [value for value in model.graph.output if value.name in wanted]
     nodes = list(model.graph.node)
     alone = part(model, [nodes[n] for n in ancestors(nodes, [v.name for v in outputs])], list(graph.inputs), outputs)
     kept = {value.name for value in alone.graph.input}
@@ -109,10 +109,10 @@ def _typed(
     parameter = next((p for p, g in of.items() if g == name), None)
     if parameter is None:
         return types[name]
-    own = types[parameter].type.tensor_type
-    kind = own.elem_type if name == graph.parameters[parameter] else TensorProto.FLOAT
+    type_ = types[parameter].type.tensor_type
+    kind = type_.elem_type if name == graph.parameters[parameter] else TensorProto.FLOAT
     result = helper.make_tensor_value_info(name, kind, None)
-    result.type.tensor_type.shape.CopyFrom(own.shape)
+    result.type.tensor_type.shape.CopyFrom(type_.shape)
     return result
 
 
@@ -125,7 +125,7 @@ def part(
 ) -> ModelProto:
     """Some nodes of a model with all that they need; `inputs` stay, others where they are read; `more`: new ones."""
     read = set().union(*map(reads, nodes), inputs)
-    made = {name for node in nodes for name in node.output}
+    produced = {name for node in nodes for name in node.output}
     result = without(model, "graph")
     graph = result.graph
     graph.name = model.graph.name
@@ -137,7 +137,7 @@ def part(
         graph.input.append(renamed)
     graph.output.extend(outputs)
     graph.initializer.extend(t for t in model.graph.initializer if t.name in read)
-    graph.value_info.extend(v for v in model.graph.value_info if v.name in made)
+    graph.value_info.extend(v for v in model.graph.value_info if v.name in produced)
     called = {(node.domain, node.op_type, node.overload) for node in _called(nodes, model)}
     assign(result.functions, [f for f in model.functions if (f.domain, f.name, f.overload) in called])
     refuse_older_runtimes(result)
@@ -147,9 +147,9 @@ def part(
 def _called(nodes: Iterable[NodeProto], model: ModelProto) -> list[NodeProto]:
     """Nodes, those of the graphs inside them, and of the functions that they call."""
     bodies = {(f.domain, f.name, f.overload): f for f in model.functions}
-    found = list(all_nodes(nodes))
-    for node in found:
+    result = list(all_nodes(nodes))
+    for node in result:
         body = bodies.pop((node.domain, node.op_type, node.overload), None)
         if body is not None:
-            found.extend(all_nodes(body))
-    return found
+            result.extend(all_nodes(body))
+    return result

@@ -65,12 +65,12 @@ def stored_decoder(model: ModelProto) -> ModelProto | None:
     present = {tensor.name: tensor for tensor in model.graph.initializer}
     for tensor in decoder.graph.initializer:
         if not _has_data(tensor):
-            found = present.get(tensor.name)
-            if found is None or (found.data_type, found.dims) != (tensor.data_type, tensor.dims):
+            original = present.get(tensor.name)
+            if original is None or (original.data_type, original.dims) != (tensor.data_type, tensor.dims):
                 raise InvalidModelError(
                     f"the model's metadata entry {KEPT!r} names {tensor.name!r}, which is no such initializer"
                 )
-            tensor.CopyFrom(found)
+            tensor.CopyFrom(original)
     return sound(decoder)
 
 

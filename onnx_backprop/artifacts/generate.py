@@ -123,7 +123,7 @@ def generate_artifacts(
             'precision: "fp16" needs a loss scale and steps that are skipped, which training_graph has. Take "bf16"'
         )
     forward = load(model)
-    reads = loss_input_names[0] if loss_input_names else _only_own_output(forward, additional_output_names)
+    reads = loss_input_names[0] if loss_input_names else _only_output(forward, additional_output_names)
     try:
         graph = training_graph(
             _with_outputs(forward, additional_output_names or ()),
@@ -154,9 +154,9 @@ def generate_artifacts(
     read = () if isinstance(model, ModelProto) else (model, *external_files(model))
     for path in paths:
         check_writable(path)
-        for own in (path, *sidecars(path)):
-            if any(same_file(own, one) for one in read):
-                raise ArtifactError(f"{own} is a file of the model. Choose another prefix or artifact_directory")
+        for file in (path, *sidecars(path)):
+            if any(same_file(file, one) for one in read):
+                raise ArtifactError(f"{file} is a file of the model. Choose another prefix or artifact_directory")
     present = [path.name for path in paths if path.exists()]
     if present:
         _log.warning("replacing %s in %s", ", ".join(present), folder)
@@ -167,7 +167,7 @@ def generate_artifacts(
         state.save_nominal(folder / f"{prefix}nominal_checkpoint")
 
 
-def _only_own_output(model: ModelProto, additional: Sequence[str] | None) -> str | None:
+def _only_output(model: ModelProto, additional: Sequence[str] | None) -> str | None:
     """The model's only output, where tensors that are made outputs would leave a choice."""
     outputs = [value.name for value in model.graph.output]
     return outputs[0] if additional and len(outputs) == 1 else None

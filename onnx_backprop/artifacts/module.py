@@ -206,11 +206,13 @@ class Optimizer:
         self._session = session(proto, kernels=None, session_options=module._options)
         self._learning_rate = 1e-3
         self._rate_type = _types(proto)[self._rate][0]
-        own = self._initial(proto)
-        kept = self._state.optimizer
-        _check_state(kept, {name: (value.dtype, list(value.shape)) for name, value in own.items()})
-        self._own = {n: kept[n] if n in kept else OrtValue.ortvalue_from_numpy(value) for n, value in own.items()}
-        self._state.optimizer = self._own
+        initial = self._initial(proto)
+        stored = self._state.optimizer
+        _check_state(stored, {name: (value.dtype, list(value.shape)) for name, value in initial.items()})
+        self._values = {
+            n: stored[n] if n in stored else OrtValue.ortvalue_from_numpy(value) for n, value in initial.items()
+        }
+        self._state.optimizer = self._values
         self._state.counter = next((s.name for s in self._slots if (s.role, s.of) == (COUNTER, STEP)), STEP)
 
     def _initial(self, proto: ModelProto) -> dict[str, np.ndarray]:
@@ -230,17 +232,17 @@ class Optimizer:
         if not state.gradients:
             raise ArtifactError("there are no gradients. Run a training step first: module.train(); module(…)")
         rate = np.array(self._learning_rate, self._rate_type)
-        feeds = {name: state.values[name] for name in graph.parameters} | self._own
+        feeds = {name: state.values[name] for name in graph.parameters} | self._values
         feeds |= {f"{name}_grad": state.gradients[name] for name in graph.parameters}
         feeds[self._rate] = OrtValue.ortvalue_from_numpy(rate)
         results = self._session.run_with_ort_values([slot.output for slot in self._slots], feeds)
         for slot, value in zip(self._slots, results, strict=True):
-            (self._own if slot.name in self._own else state.values)[slot.name] = value
+            (self._values if slot.name in self._values else state.values)[slot.name] = value
 
     @property
     def steps(self) -> int:
         """How many updates there have been."""
-        return int(self._own[self._state.counter].numpy())
+        return int(self._values[self._state.counter].numpy())
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """The learning rate of the next updates; InvalidArgumentError unless it is a finite number of 0 or more."""

@@ -61,12 +61,12 @@ def _image_input(path: str) -> tuple[str, tuple[Any, ...]]:
     """The only input of a model that images fit, and its shape."""
     model = load(path, mapped=True)
     weights = {tensor.name for tensor in model.graph.initializer}
-    found = {
+    shapes = {
         value.name: tuple(dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim)
         for value in model.graph.input
         if value.name not in weights and value.type.tensor_type.elem_type in _FLOATS
     }
-    images = {name: shape for name, shape in found.items() if len(shape) == 4}
+    images = {name: shape for name, shape in shapes.items() if len(shape) == 4}
     if len(images) != 1:
         listed = ", ".join(map(repr, images)) or "none"
         raise InvalidArgumentError(

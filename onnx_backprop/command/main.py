@@ -16,24 +16,17 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from onnx_backprop import __version__
-from onnx_backprop.command.commands import commands
+from onnx_backprop.command import commands
+from onnx_backprop.command.commands import command
 from onnx_backprop.command.files import check_files
-from onnx_backprop.command.options import PROGRAM, as_options, limits_of
+from onnx_backprop.command.options import as_options, limits_of
 from onnx_backprop.command.parser import Argument, Parser
 from onnx_backprop.converters.tables import fitting, wrapped
 from onnx_backprop.opset import OnnxBackpropError, UnsupportedOpError
 from onnx_backprop.opset.core.errors import OnnxBackpropWarning
 from onnx_backprop.opset.core.progress import hidden
 from onnx_backprop.opset.extensions import load_extensions
-
-_FIRST_STEPS = f"""\
-first steps:
-  {PROGRAM} explain model.onnx
-  {PROGRAM} train model.onnx -o trained.onnx --data data.npz --loss mse
-
-`{PROGRAM} COMMAND --help` explains a command.
-"""
+from onnx_backprop_command import PROGRAM, parser_of, summaries
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,12 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     known: list[Argument] = []  # the arguments of the command that runs
     try:
         load_extensions()  # which may bring losses and optimizers
-        parser = _parser()
-        if not (sys.argv[1:] if argv is None else argv):
+        argv = sys.argv[1:] if argv is None else list(argv)
+        parser = _parser(argv)
+        if not argv:
             parser.print_help(sys.stderr)
             return 2
         arguments, arguments.rest = parser.parse_known_args(argv)
-        arguments.argv = sys.argv[1:] if argv is None else list(argv)
+        arguments.argv = argv
         known.extend(arguments.command.all_arguments())
         if arguments.rest and not arguments.command.takes_rest:
             arguments.parser.unrecognized(arguments.rest)
@@ -90,15 +84,13 @@ def _show_warning(known: Sequence[Argument], message: Warning | str, category: t
     sys.stderr.write(text)
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog=PROGRAM,
-        description="Train ONNX models in stock onnxruntime.",
-        epilog=_FIRST_STEPS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    parsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in commands():
-        command.add_to(parsers)
+def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """Of the command that runs, the others by name; its module alone is imported."""
+    parser, parsers = parser_of(Parser)
+    name = next((word for word in argv if not word.startswith("-")), "")
+    for each, sentence in summaries(commands.__path__).items():
+        if each == name:
+            command(name).add_to(parsers, name, sentence)
+        else:
+            parsers.add_parser(each, help=sentence)
     return parser

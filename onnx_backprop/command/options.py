@@ -26,7 +26,6 @@ from onnx_backprop.opset.core.limits import Limits, limits
 from onnx_backprop.opset.core.progress import watched
 from onnx_backprop.training.data import stored
 
-PROGRAM = "onnx-backprop"
 NO_LOSS = "none"
 _NO_LOSS: dict[str, Any] = {NO_LOSS: None}
 _LOSSES = ChainMap[str, Any](_NO_LOSS, LOSSES)  # which grows
@@ -113,12 +112,12 @@ def shared(*names: str, **settings: Any) -> list[Argument]:
     return [replace(_BY_NAME[name], settings={**_BY_NAME[name].settings, **settings}) for name in names]
 
 
-def as_options(said: OnnxBackpropError | OnnxBackpropWarning, known: Iterable[Argument]) -> str:
+def as_options(message: OnnxBackpropError | OnnxBackpropWarning, known: Iterable[Argument]) -> str:
     """An error or a warning of the library in the terms of a command, which has these arguments."""
-    text = str(said)
+    text = str(message)
     for each in known:
-        if said.argument in (each.dest, each.also) and said.argument and text.startswith(f"{said.argument}: "):
-            text = each.names[0] + text.removeprefix(said.argument)
+        if message.argument in (each.dest, each.also) and message.argument and text.startswith(f"{message.argument}: "):
+            text = each.names[0] + text.removeprefix(message.argument)
             break
     for keyword, option in _ADVICE.items():
         text = text.replace(keyword, option)
@@ -188,10 +187,10 @@ def say(arguments: argparse.Namespace, text: str) -> None:
         print(wrapped(text), flush=True)
 
 
-def save_page(arguments: argparse.Namespace, what: str, found: GradientReport | GradientExplanation) -> None:
+def save_page(arguments: argparse.Namespace, what: str, report: GradientReport | GradientExplanation) -> None:
     """What --html asks for."""
     if arguments.html:
-        write_page(arguments.html, f"{what} of {Path(arguments.model).name}", found.html())
+        write_page(arguments.html, f"{what} of {Path(arguments.model).name}", report.html())
         say(arguments, f"\nwritten: {arguments.html}")
 
 

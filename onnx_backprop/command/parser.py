@@ -52,13 +52,11 @@ flag = partial(argument, action="store_true")
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its name, one sentence, what it calls for its exit code, and its arguments, some of them in groups.
+    """A command: what it calls for its exit code, and its arguments, some of them in groups.
 
     takes_rest: what the parser does not know goes to the command, `--help` too.
     """
 
-    name: str
-    help: str
     run: Callable[[argparse.Namespace], int]
     arguments: Sequence[Argument] = ()
     groups: Mapping[str, Sequence[Argument]] = field(default_factory=dict)
@@ -79,10 +77,10 @@ class Command:
             if each.least is not None and not each.least <= number < inf:
                 raise InvalidArgumentError(f"{each.names[0]}: expected {each.least} or more, got {number}")
 
-    def add_to(self, parsers: Any) -> None:
-        """Add its parser to the sub-parsers of another."""
+    def add_to(self, parsers: Any, name: str, sentence: str) -> None:
+        """Add its parser, and the sentence that says what it does, to the sub-parsers of another."""
         parser = parsers.add_parser(
-            self.name, help=self.help, usage=self.usage, description=self.description, add_help=not self.takes_rest
+            name, help=sentence, usage=self.usage, description=self.description, add_help=not self.takes_rest
         )
         for title, arguments in {"": self.arguments, **self.groups}.items():
             target = parser.add_argument_group(title) if title else parser

@@ -47,10 +47,10 @@ def _launcher(text: str | None) -> list[str]:
     words = shlex.split(text or "")
     if words:
         places = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-        found = shutil.which(words[0], path=places)
-        if found is None:
+        launcher = shutil.which(words[0], path=places)
+        if launcher is None:
             raise InvalidArgumentError(f"--launch: there is no command {words[0]!r}. pip install mpich brings mpiexec")
-        words[0] = found
+        words[0] = launcher
     return words
 
 

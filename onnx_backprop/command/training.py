@@ -133,20 +133,20 @@ def check_watched(arguments: argparse.Namespace) -> None:
 
 def search_rate(arguments: argparse.Namespace, trainer: Any, loader: Any) -> "RateSearch":
     """Try learning rates; the one that suits is `--learning-rate` from here on."""
-    found: RateSearch = trainer.find_learning_rate(loader)
-    arguments.learning_rate = trainer.learning_rate = float(f"{found.suggestion:.2g}")
-    tried = f"{found.points[0][0]:.2g} … {found.points[-1][0]:.2g}"
-    course = sparkline([loss for _, loss in found.means])
+    search: RateSearch = trainer.find_learning_rate(loader)
+    arguments.learning_rate = trainer.learning_rate = float(f"{search.suggestion:.2g}")
+    tried = f"{search.points[0][0]:.2g} … {search.points[-1][0]:.2g}"
+    course = sparkline([loss for _, loss in search.means])
     say(arguments, f"learning rate: {arguments.learning_rate:g} of {tried}, losses {course}")
-    return found
+    return search
 
 
 def best_of(callbacks: Sequence[Any]) -> dict[str, str]:
     """What --keep-best has found."""
     from onnx_backprop.training.callbacks import KeepBest
 
-    found = [each for each in callbacks if isinstance(each, KeepBest) and each.best is not None]
-    return {f"best {each.monitor}": f"{each.best:.4g}, whose weights are written" for each in found}
+    keepers = [each for each in callbacks if isinstance(each, KeepBest) and each.best is not None]
+    return {f"best {each.monitor}": f"{each.best:.4g}, whose weights are written" for each in keepers}
 
 
 def optimizer_of(arguments: argparse.Namespace) -> Optimizer:

@@ -21,12 +21,12 @@ def divide_by_all(model: ModelProto, loss: str) -> str | None:
     The name of that input, a float64; None, and nothing is changed, where the loss is not made by a mean.
     """
     nodes = model.graph.node
-    found = divisions_for(loss, nodes)
-    if len(found) != 1:
+    divisions = divisions_for(loss, nodes)
+    if len(divisions) != 1:
         return None
     op = Emitter("whole_batch", used_names(model.graph))
     scale = unique("whole_batch/scale", op.taken)
-    (position,), copies = found, list(map(copied, nodes))
+    (position,), copies = divisions, list(map(copied, nodes))
     divisor = copies[position].input[1]
     copies[position].input[1] = op.CastLike(op.Mul(op.Cast(divisor, to=TensorProto.DOUBLE), scale), divisor)
     assign(nodes, [*copies[:position], *op.nodes, *copies[position:]])

@@ -51,12 +51,12 @@ class Mpi:
         from onnx_backprop.ort_ops.compiler import machine  # not before: it needs llvmlite
 
         node = self._communicator.Split_type(self._mpi.COMM_TYPE_SHARED)
-        own = np.zeros(_MOST_CORES, np.uint8)
-        own[machine.bound_to()] = 1
-        everybody = np.empty((node.Get_size(), len(own)), np.uint8)
-        node.Allgather(own, everybody)
+        mask = np.zeros(_MOST_CORES, np.uint8)
+        mask[machine.bound_to()] = 1
+        everybody = np.empty((node.Get_size(), len(mask)), np.uint8)
+        node.Allgather(mask, everybody)
         node.Free()
-        same = int((everybody == own).all(axis=1).sum())
+        same = int((everybody == mask).all(axis=1).sum())
         return max(1, machine.cores() // same)
 
     def sum(self, array: np.ndarray) -> None:
@@ -152,10 +152,10 @@ def world(environment: Mapping[str, str] = os.environ) -> Communicator:
                 f"this process is one of {expected} ranks, and mpi4py does not load: {e}. Install it and a library of "
                 "MPI, as by pip install 'onnx-backprop[mpi]' mpich"
             ) from e
-        found = MPI.COMM_WORLD.Get_size()
-        if found != expected:
+        size = MPI.COMM_WORLD.Get_size()
+        if size != expected:
             raise InvalidArgumentError(
-                f"the launcher has started {expected} processes, and MPI sees {found}: {_library(MPI)}. Start them "
+                f"the launcher has started {expected} processes, and MPI sees {size}: {_library(MPI)}. Start them "
                 "with the mpiexec of this library, or under Slurm with srun --mpi=pmix"
             )
         MPI.COMM_WORLD.Barrier()

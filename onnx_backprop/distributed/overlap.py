@@ -33,8 +33,8 @@ _abandoned: list[Overlap] = []  # MPI may write to their buckets until the proce
 
 def in_order(model: ModelProto, gradients: Collection[str]) -> list[str]:
     """Gradients, outputs of a model, in the order in which its nodes come to them, the same on every rank."""
-    made = positions(model.graph.node)
-    return sorted(gradients, key=lambda name: (made.get(name, -1), name))
+    order = positions(model.graph.node)
+    return sorted(gradients, key=lambda name: (order.get(name, -1), name))
 
 
 def filled(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
@@ -52,9 +52,9 @@ def filled(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
 def announce(model: ModelProto, buckets: Sequence[Sequence[str]]) -> list[str]:
     """Let a model say when all gradients of a bucket are there, in place; the names of the outputs that do."""
     graph, reserved = model.graph, used_names(model.graph)
-    made = positions(graph.node)
+    order = positions(graph.node)
     outputs = [unique("bucket_ready", reserved) for _ in buckets]
-    places = [max(made.get(name, -1) for name in bucket) + 1 for bucket in buckets]
+    places = [max(order.get(name, -1) for name in bucket) + 1 for bucket in buckets]
     for place, bucket, output in sorted(zip(places, buckets, outputs, strict=True), reverse=True):
         graph.node.insert(place, helper.make_node(READY, bucket, [output], name=output, domain=NATIVE_DOMAIN))
         graph.output.append(helper.make_tensor_value_info(output, TensorProto.INT64, [1]))

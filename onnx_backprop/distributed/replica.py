@@ -116,8 +116,8 @@ class Replica:
         overlap = self.overlap if due else None
         # of shapes that no run has had kernels may be missing, and the run then takes place twice (`ahead`)
         early = overlap if binding is not None and shapes in self._seen else None
-        own = share if counts else None
-        weigh = partial(buffer.sent, share=own)  # with what waits, which is none unless gradients are accumulated
+        factor = share if counts else None
+        weigh = partial(buffer.sent, share=factor)  # with what waits, which is none unless gradients are accumulated
         if early is not None:
             early.begin(weigh)
         try:
@@ -128,7 +128,7 @@ class Replica:
             buffer.take()
             buffer.weigh_rest(of_loss if counts else None, counted)
             if overlap is None:
-                self._sum(own, due=due)
+                self._sum(factor, due=due)
             else:
                 if early is None:
                     overlap.begin(weigh, ready=True)
@@ -172,15 +172,15 @@ class Replica:
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
         for name in self._read:
-            binding.bind_ortvalue_input(name, self._own_masks(state[name]) if name == self._random else state[name])
+            binding.bind_ortvalue_input(name, self._rank_seed(state[name]) if name == self._random else state[name])
         self._buffer.bind(binding)
         return binding
 
-    def _own_masks(self, state: OrtValue) -> OrtValue:
+    def _rank_seed(self, state: OrtValue) -> OrtValue:
         """The seed of this rank, and the number of the run."""
         seed, run = (int(n) for n in state.numpy())
-        own = (seed + self._communicator.rank * _SALT) & (2**63 - 1) if self._communicator.rank else seed
-        return OrtValue.ortvalue_from_numpy(np.array([own, run], np.int64))
+        rank_seed = (seed + self._communicator.rank * _SALT) & (2**63 - 1) if self._communicator.rank else seed
+        return OrtValue.ortvalue_from_numpy(np.array([rank_seed, run], np.int64))
 
     def _sum(self, share: float | None, *, due: bool) -> None:
         """Sum what the session has written; with accumulation, gradients wait until the update is due.
@@ -257,8 +257,8 @@ class _Buffer:
         for name in [*order, *sorted(rest, key=lambda name: name in statistics)]:
             if declared[name].elem_type == TensorProto.BFLOAT16:
                 raise UnsupportedError(f"{name!r}: gradients in bfloat16 are not summed. Use float32 or float16")
-            own = helper.tensor_dtype_to_np_dtype(declared[name].elem_type)
-            wide = _FLOAT if own == np.float16 else own
+            declared_dtype = helper.tensor_dtype_to_np_dtype(declared[name].elem_type)
+            wide = _FLOAT if declared_dtype == np.float16 else declared_dtype
             shape = tuple(d.dim_value for d in declared[name].shape.dim)
             start = lengths.setdefault(wide, 0)
             places[name] = wide, start, shape
@@ -271,9 +271,9 @@ class _Buffer:
             self._arrays[dtype] = _aligned(length, dtype)
         for name, (dtype, start, shape) in places.items():
             view = self._arrays[dtype][start : start + prod(shape)].reshape(shape)
-            own = helper.tensor_dtype_to_np_dtype(declared[name].elem_type)
+            declared_dtype = helper.tensor_dtype_to_np_dtype(declared[name].elem_type)
             self._views[name] = view
-            self._outputs[name] = view if own == dtype else np.zeros(shape, own)
+            self._outputs[name] = view if declared_dtype == dtype else np.zeros(shape, declared_dtype)
         self._values = {name: OrtValue.ortvalue_from_numpy(array) for name, array in self._outputs.items()}
         self._pending: dict[np.dtype, np.ndarray] = {}
         self._starts = [places[name][1] for name in order]

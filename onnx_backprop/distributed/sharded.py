@@ -39,7 +39,7 @@ class Part:
     shape: tuple[int, ...]
 
     @property
-    def own(self) -> tuple[int, ...]:
+    def extent(self) -> tuple[int, ...]:
         """The shape of the part: of as many axes, but for numbers."""
         return (self.end - self.start, *[1] * (len(self.shape) - 1))
 
@@ -101,8 +101,8 @@ class Division:
                 for p, entries in _members(update, node).items():
                     for name in entries:
                         if name not in graph.updates:
-                            own = _slice(name, self._parameters[p], nodes, reserved)
-                            node.input[:] = [own if given == name else given for given in node.input]
+                            sliced = _slice(name, self._parameters[p], nodes, reserved)
+                            node.input[:] = [sliced if given == name else given for given in node.input]
                 nodes.append(node)
             if len(nodes) > len(owner.node):
                 assign(owner.node, list(map(copied, nodes)))
@@ -114,7 +114,7 @@ class Division:
         for value in (*update.graph.input, *update.graph.output):
             if value.name in renewed:
                 kind = value.type.tensor_type.elem_type
-                value.CopyFrom(helper.make_tensor_value_info(value.name, kind, renewed[value.name].own))
+                value.CopyFrom(helper.make_tensor_value_info(value.name, kind, renewed[value.name].extent))
 
     def allocated(self, in_place: Collection[str]) -> tuple[dict[str, OrtValue], dict[str, OrtValue]]:
         """Memory for all parameters, whole, and for what steps write that read them there; what was, is forgotten."""
@@ -133,7 +133,7 @@ class Division:
                     continue
                 flat = array[part.place : part.place + prod(part.shape)]
                 whole = OrtValue.ortvalue_from_numpy(flat.reshape(part.shape))
-                pairs.append((whole, OrtValue.ortvalue_from_numpy(flat[part.start : part.end].reshape(part.own))))
+                pairs.append((whole, OrtValue.ortvalue_from_numpy(flat[part.start : part.end].reshape(part.extent))))
                 result[name] = whole
             self._held.append((array, pairs))
         return result
@@ -149,12 +149,12 @@ class Division:
             return value
         return next(part for _, pairs in self._held for whole, part in pairs if whole is value)
 
-    def own(self, name: str, array: np.ndarray) -> np.ndarray:
+    def shard(self, name: str, array: np.ndarray) -> np.ndarray:
         """What this rank keeps of a tensor of the state."""
         part = self.parts.get(name)
         if part is None or name in self._parameters:
             return array
-        return np.reshape(array, -1)[part.start : part.end].reshape(part.own)
+        return np.reshape(array, -1)[part.start : part.end].reshape(part.extent)
 
     def whole(self, name: str, array: np.ndarray) -> np.ndarray:
         """A tensor of the state of which this rank keeps a part. All ranks call this."""

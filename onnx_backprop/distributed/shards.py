@@ -29,7 +29,7 @@ def bounds(count: int, rank: int, size: int) -> tuple[int, int]:
     return start, start + share + (rank < more)
 
 
-def own_rows(feeds: Mapping[str, Any], rank: int, size: int) -> Shard:
+def shard_rows(feeds: Mapping[str, Any], rank: int, size: int) -> Shard:
     """This rank's rows of a batch that all ranks have; InvalidArgumentError unless all arrays have rows, as many."""
     if isinstance(feeds, Shard):
         return feeds
@@ -37,9 +37,9 @@ def own_rows(feeds: Mapping[str, Any], rank: int, size: int) -> Shard:
     lengths = {name: array.shape[0] if array.ndim else None for name, array in arrays.items()}
     count = next(iter(lengths.values()), None)
     if count is None or any(length != count for length in lengths.values()):
-        said = ", ".join(f"{name!r} {list(array.shape)}" for name, array in arrays.items())
+        dims = ", ".join(f"{name!r} {list(array.shape)}" for name, array in arrays.items())
         raise InvalidArgumentError(
-            f"a batch on several ranks: expected inputs with one number of rows along axis 0, got {said}. Ranks divide "
+            f"a batch on several ranks: expected inputs with one number of rows along axis 0, got {dims}. Ranks divide "
             "that axis; give each a distributed.Shard where it means something else"
         )
     start, end = bounds(count, rank, size)
@@ -94,10 +94,10 @@ class Weights:
         if not shard.rows or self._labels is None:
             return float(shard.rows)
         labels = self._array(shard, self._labels)
-        kept = np.ones(labels.shape, bool) if self._ignored is None else labels != self._ignored
+        mask = np.ones(labels.shape, bool) if self._ignored is None else labels != self._ignored
         if self._tokens is not None:
-            return float(self._array(shard, self._tokens)[kept].sum(dtype=np.float64))
-        return float(kept.sum() if self._classes is None else self._classes[labels[kept]].sum())
+            return float(self._array(shard, self._tokens)[mask].sum(dtype=np.float64))
+        return float(mask.sum() if self._classes is None else self._classes[labels[mask]].sum())
 
     def _array(self, shard: Shard, name: str) -> np.ndarray:
         """Labels, or their weights; of those that are compared with the logits before them, all but the first."""

@@ -118,12 +118,12 @@ def devices() -> list[Device]:
     """
     result: list[Device] = []
     for provider in PROVIDERS.values():
-        found = _plugins(provider)
-        for n, plugin in enumerate(found):
+        plugins = _plugins(provider)
+        for n, plugin in enumerate(plugins):
             hardware = " ".join(filter(None, (plugin.device.vendor, str(plugin.device.type).rpartition(".")[2])))
             version = plugin.ep_metadata.get("version", "")
             result.append(Device(_numbered(provider, n), provider.ep, hardware, version))
-        if not found and provider.ep in onnxruntime.get_available_providers():
+        if not plugins and provider.ep in onnxruntime.get_available_providers():
             result.append(Device(provider.name, provider.ep, version=onnxruntime.__version__))
     return result
 
@@ -176,15 +176,15 @@ def _of_providers(providers: Sequence[Named]) -> Target | None:
 
 def _target(provider: Provider, index: int, options: Mapping[str, Any], others: tuple[Named, ...] = ()) -> Target:
     options = {**provider.options, **options}
-    found = _plugins(provider)
-    if index < len(found):
-        return Target(provider, found[index], options, index, others)
-    if not found and provider.ep in onnxruntime.get_available_providers():
+    plugins = _plugins(provider)
+    if index < len(plugins):
+        return Target(provider, plugins[index], options, index, others)
+    if not plugins and provider.ep in onnxruntime.get_available_providers():
         if index:
             options.setdefault("device_id", index)
         return Target(provider, None, options, index, others)
-    if found:
-        reason = f"there is no more than {len(found)} of them"
+    if plugins:
+        reason = f"there is no more than {len(plugins)} of them"
     elif provider.package and find_spec(provider.package):
         reason = f"{provider.package} is installed and finds no device that it can use"
     else:
@@ -206,11 +206,11 @@ def _plugins(provider: Provider) -> list[Any]:
     if provider is CPU or not hasattr(onnxruntime, "get_ep_devices"):
         return []
     with _registration:
-        found = [d for d in onnxruntime.get_ep_devices() if d.ep_name == provider.ep]
-        if not found and provider.package and find_spec(provider.package):
+        result = [d for d in onnxruntime.get_ep_devices() if d.ep_name == provider.ep]
+        if not result and provider.package and find_spec(provider.package):
             _register(provider.package, provider.library)
-            found = [d for d in onnxruntime.get_ep_devices() if d.ep_name == provider.ep]
-    return found
+            result = [d for d in onnxruntime.get_ep_devices() if d.ep_name == provider.ep]
+    return result
 
 
 @cache  # a library that finds no device is not registered again

@@ -108,7 +108,7 @@ class Placed:
         self._limits = target.limits
         self._sessions: dict[tuple[Any, ...], onnxruntime.InferenceSession] = {}
         self._moved: dict[str, str] = {}  # nodes for the CPU that a run has found, with reasons
-        self._said = False
+        self._warned = False
         # a model that asks for NaN itself says what is to become of it
         self.loses_nan = not target.limits.nan and all(node.op_type != "IsNaN" for node in all_nodes(model.graph))
         if holds_half(model) and not target.has_half:
@@ -150,9 +150,9 @@ class Placed:
 
     def say(self) -> None:
         """Say once what runs on the CPU."""
-        if self.placement is not None and self.placement.elsewhere and not self._said:
+        if self.placement is not None and self.placement.elsewhere and not self._warned:
             logger.warning("%s", self.placement)
-            self._said = True
+            self._warned = True
 
     def _key(self, lengths: Lengths) -> tuple[Any, ...]:
         if not self._limits.fixed_lengths:
@@ -163,11 +163,11 @@ class Placed:
         from onnx_backprop.converters.devices.adapt import adapted  # not above: the CPU needs no converter
 
         fixed = lengths if self._limits.fixed_lengths else None
-        made = adapted(self._model, self._limits, lengths=fixed, host=self._moved)
+        adaptation = adapted(self._model, self._limits, lengths=fixed, host=self._moved)
         providers = self.target.append_to(self._options)
-        result = ort_ops.open_session(made.model, self._options, providers, lock=self.target.lock, **self._more)
+        result = ort_ops.open_session(adaptation.model, self._options, providers, lock=self.target.lock, **self._more)
         if self.placement is None:
-            self.placement = placement(result, self.target, made.model, made.host)
+            self.placement = placement(result, self.target, adaptation.model, adaptation.host)
         return result
 
     def _move(self, error: str) -> bool:

@@ -40,8 +40,8 @@ class ModelFolder:
             raise InvalidArgumentError(f"{given}: the decoder is a pipeline of several files. Name one of them")
         named = [given / decoder["filename"]] if "filename" in decoder else sorted(given.glob("*.onnx"))
         if len(named) != 1 or not named[0].is_file():
-            found = ", ".join(file.name for file in named) or "no .onnx file"
-            raise InvalidArgumentError(f"{given}: expected {CONFIG} or one .onnx file, got {found}. Name the file")
+            names = ", ".join(file.name for file in named) or "no .onnx file"
+            raise InvalidArgumentError(f"{given}: expected {CONFIG} or one .onnx file, got {names}. Name the file")
         (self.model,) = named
 
     def tokenizer(self, file: str | Path | None = None, *, begins: bool | None = None) -> Tokenizer:
@@ -51,8 +51,8 @@ class ModelFolder:
     @property
     def context(self) -> int | None:
         """The most tokens that the model reads, as the configuration says."""
-        found = read_json(self.path / CONFIG).get("model", {}).get("context_length")
-        return found if isinstance(found, int) else None
+        length = read_json(self.path / CONFIG).get("model", {}).get("context_length")
+        return length if isinstance(length, int) else None
 
     def write(
         self, target: str | Path, model: ModelProto, adapters: Mapping[str, Mapping[str, np.ndarray]] | None = None
@@ -67,9 +67,9 @@ class ModelFolder:
         target = Path(target)
         if target.resolve() == self.path.resolve():
             raise InvalidArgumentError(f"{target} is the folder of the model. Name another one")
-        own = {self.model.resolve(), *(Path(file).resolve() for file in external_files(str(self.model)))}
+        model_files = {self.model.resolve(), *(Path(file).resolve() for file in external_files(str(self.model)))}
         whole = (self.path / CONFIG).is_file()  # else anything may be beside the model
-        around = [file for file in self.path.iterdir() if file.is_file() and file.resolve() not in own]
+        around = [file for file in self.path.iterdir() if file.is_file() and file.resolve() not in model_files]
         around = [file for file in around if whole or file.name in _BESIDE]
         try:
             target.mkdir(parents=True, exist_ok=True)
@@ -90,12 +90,12 @@ def projections(model: ModelProto | ir.Model | str | Path) -> list[str]:
     Errors: InvalidArgumentError for a model that has none.
     """
     layers = Layers(unfolded(model))
-    found = [layer for node in layers.graph.node if (layer := layers.linear(node)) is not None]
+    linears = [layer for node in layers.graph.node if (layer := layers.linear(node)) is not None]
     shapes = [value.type.tensor_type.shape.dim for value in layers.graph.output]
     classes = {shape[-1].dim_value for shape in shapes[:1] if shape and shape[-1].dim_value}
-    last = [layer for layer in found if layer.dims[layer.output_axis] in classes] or found[-1:]
+    last = [layer for layer in linears if layer.dims[layer.output_axis] in classes] or linears[-1:]
     heads = {layer.weight.tensor for layer in last}
-    names = dict.fromkeys(layer.weight.tensor for layer in found if layer.weight.tensor not in heads)
+    names = dict.fromkeys(layer.weight.tensor for layer in linears if layer.weight.tensor not in heads)
     if not names:
         raise InvalidArgumentError("model: expected one that multiplies by matrices. Name weights as targets")
     return list(names)

@@ -80,14 +80,14 @@ def template_for(tokenizer: Tokenizer, name: str | None = None) -> Template:
         return _begun(TEMPLATES[name], tokenizer)
     if tokenizer.chat_template is not None:
         return _rendered(tokenizer.chat_template, tokenizer.special)
-    found = next((name for name, turns in TEMPLATES.items() if turns.token in tokenizer), None)
-    if found is None:
+    match = next((name for name, turns in TEMPLATES.items() if turns.token in tokenizer), None)
+    if match is None:
         raise InvalidArgumentError(
             f"the tokenizer has no template for conversations. Name one: {', '.join(TEMPLATES)}", "template"
         )
-    token = TEMPLATES[found].token
-    warn(f"the tokenizer has none; {found!r} is taken, since there is a token {token!r}", argument="template")
-    return _begun(TEMPLATES[found], tokenizer)
+    token = TEMPLATES[match].token
+    warn(f"the tokenizer has none; {match!r} is taken, since there is a token {token!r}", argument="template")
+    return _begun(TEMPLATES[match], tokenizer)
 
 
 def _begun(turns: Turns, tokenizer: Tokenizer) -> Template:

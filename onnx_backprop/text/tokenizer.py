@@ -108,8 +108,8 @@ class Tokenizer:
 
     def ends_of(self, ids: Sequence[int]) -> int | None:
         """The place of the last token that ends a text, None where there is none."""
-        found = [n for n, token in enumerate(ids) if token in self.ends]
-        return found[-1] if found else None
+        places = [n for n, token in enumerate(ids) if token in self.ends]
+        return places[-1] if places else None
 
 
 def extra(name: str) -> Any:
@@ -125,12 +125,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except (ValueError, OSError) as e:
         raise InvalidArgumentError(f"{path} cannot be read as JSON: {e}") from e
-    if not isinstance(found, dict):
-        raise InvalidArgumentError(f"{path}: expected an object, got {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise InvalidArgumentError(f"{path}: expected an object, got {type(content).__name__}")
+    return content
 
 
 def _chat_template(file: Path, config: dict[str, Any]) -> str | None:
@@ -138,8 +138,8 @@ def _chat_template(file: Path, config: dict[str, Any]) -> str | None:
     beside = file.with_name("chat_template.jinja")
     if beside.is_file():
         return beside.read_text("utf-8")
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-        found = named.get("default") or next(iter(named.values()), None)
-    return found if isinstance(found, str) else None
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        template = named.get("default") or next(iter(named.values()), None)
+    return template if isinstance(template, str) else None

@@ -80,12 +80,12 @@ def translations() -> dict[Any, Callable[..., Any]]:
         y.producer().metadata_props[STOP] = "detach"
         return y
 
-    own = torch.ops.onnx_backprop
+    ops = torch.ops.onnx_backprop
     return {
-        own.dropout.default: dropout,
-        own.feature_dropout.default: feature_dropout,
-        own.batch_norm.default: batch_norm,
-        own.stop.default: stop,
+        ops.dropout.default: dropout,
+        ops.feature_dropout.default: feature_dropout,
+        ops.batch_norm.default: batch_norm,
+        ops.stop.default: stop,
     }
 
 
@@ -215,9 +215,9 @@ def _stop_padding_rows(node: Any, graph: Any, arguments: dict[str, Any]) -> None
     indices = arguments["indices"]
 
     def call(target: Any, args: tuple[Any, ...], value: Any) -> Any:
-        made = graph.call_function(target, args)
-        made.meta = {**node.meta, "val": value}
-        return made
+        new = graph.call_function(target, args)
+        new.meta = {**node.meta, "val": value}
+        return new
 
     with graph.inserting_before(node.next):
         stopped = call(torch.ops.onnx_backprop.stop.default, (node,), value)
@@ -236,14 +236,14 @@ def _split_layers(node: Any, graph: Any, arguments: dict[str, Any], *, pair: boo
     x = arguments["input"]
 
     def call(target: Any, args: tuple[Any, ...], value: Any) -> Any:
-        made = graph.call_function(target, args)
-        made.meta = {**node.meta, "val": value}
-        return made
+        new = graph.call_function(target, args)
+        new.meta = {**node.meta, "val": value}
+        return new
 
     with graph.inserting_before(node):
         for layer in range(layers):
             rows = (layer * directions, (layer + 1) * directions)
-            own = [call(torch.ops.aten.slice.Tensor, (h, 0, *rows), h.meta["val"][rows[0] : rows[1]]) for h in states]
+            hx = [call(torch.ops.aten.slice.Tensor, (h, 0, *rows), h.meta["val"][rows[0] : rows[1]]) for h in states]
             params = arguments["params"][layer * per_layer : (layer + 1) * per_layer]
             fixed = (
                 arguments["has_biases"],
@@ -253,8 +253,8 @@ def _split_layers(node: Any, graph: Any, arguments: dict[str, Any], *, pair: boo
                 arguments["bidirectional"],
                 arguments["batch_first"],
             )
-            values = (node.meta["val"][0], *(h.meta["val"] for h in own))
-            result = call(node.target, (x, own if pair else own[0], params, *fixed), values)
+            values = (node.meta["val"][0], *(h.meta["val"] for h in hx))
+            result = call(node.target, (x, hx if pair else hx[0], params, *fixed), values)
             parts = [call(getitem, (result, n), value) for n, value in enumerate(values)]
             x = parts[0]
             if layer < layers - 1:

@@ -107,7 +107,7 @@ class Module(torch.nn.Module):
 
     def __init__(
         self,
-        found: Variables,
+        source: Variables,
         *,
         kernels: str,
         session_options: SessionOptions | None = None,
@@ -117,24 +117,24 @@ class Module(torch.nn.Module):
         if target is not None:
             check_kernels(kernels)
         self._target = target
-        self._model = found
+        self._model = source
         self._kernels = None if kernels == "native" and not native_kernels_work() else kernels
         self._options = session_options
-        stored = {tensor.name: tensor for tensor in found.model.graph.initializer}
-        names = tuple(v.name for v in found.model.graph.input if v.name not in stored)
-        self._inputs = Inputs(TrainingGraph(found.model, "", names, None, {}))
-        self._types = {v.name: _dtype(v.type.tensor_type.elem_type) for v in found.model.graph.input}
+        stored = {tensor.name: tensor for tensor in source.model.graph.initializer}
+        names = tuple(v.name for v in source.model.graph.input if v.name not in stored)
+        self._inputs = Inputs(TrainingGraph(source.model, "", names, None, {}))
+        self._types = {v.name: _dtype(v.type.tensor_type.elem_type) for v in source.model.graph.input}
         self._places: dict[str, tuple[Any, str]] = {}
         self._forget()
-        self._layouts = found.layouts
-        for name in found.names:
-            value, layout = stored[name], found.layouts[name]
+        self._layouts = source.layouts
+        for name in source.names:
+            value, layout = stored[name], source.layouts[name]
             self._types[name] = _dtype(value.data_type)
             array = to_array(value)
             known = array.astype("float32" if array.dtype.name == "bfloat16" else array.dtype)  # to PyTorch; a copy
             tensor = torch.from_numpy(known).to(self._types[name])
             tensor = tensor.t() if layout.transposed else tensor.reshape(-1) if layout.flat else tensor
-            owner, leaf = self._register(layout.name, tensor, trained=name in found.parameters)
+            owner, leaf = self._register(layout.name, tensor, trained=name in source.parameters)
             self._places[name] = owner, leaf
             if leaf == "running_mean" and not hasattr(owner, COUNT):
                 owner.register_buffer(COUNT, torch.tensor(0))  # which no file has, and a state_dict does
@@ -222,8 +222,8 @@ class Module(torch.nn.Module):
         key = (self.training, kept, wrt)
         with self._lock:
             if key not in self._compiled:
-                made = passes(self._model, wrt, training=self.training, kept=kept)
-                self._compiled[key] = _Run(made, self._kernels, self._options, self._target)
+                graphs = passes(self._model, wrt, training=self.training, kept=kept)
+                self._compiled[key] = _Run(graphs, self._kernels, self._options, self._target)
             return self._compiled[key]
 
     def export(self, path: str | Path) -> None:
@@ -253,37 +253,37 @@ class _Run:
     """The sessions of one kind of call."""
 
     def __init__(
-        self, made: Passes, kernels: str | None, options: SessionOptions | None, target: Target | None
+        self, graphs: Passes, kernels: str | None, options: SessionOptions | None, target: Target | None
     ) -> None:
-        self.masks, self.outputs, self.statistics = made.masks, made.outputs, tuple(made.statistics)
-        self.seeds, self._gradients = made.seeds, made.gradients
+        self.masks, self.outputs, self.statistics = graphs.masks, graphs.outputs, tuple(graphs.statistics)
+        self.seeds, self._gradients = graphs.seeds, graphs.gradients
         self.reads: tuple[str, ...] = ()
         # PyTorch's threads want the cores, as those of NumPy do
         if target is not None:
-            own = be_lean(options or options_for(target))
+            session_options = be_lean(options or options_for(target))
         else:
-            own = be_lean(options) if options else default_options(python_operators=True, lean=True)
-            made = replace(made, model=lower(made.model, kernels_on(own, kernels), made.ends).model)
+            session_options = be_lean(options) if options else default_options(python_operators=True, lean=True)
+            graphs = replace(graphs, model=lower(graphs.model, kernels_on(session_options, kernels), graphs.ends).model)
 
         def opened(part: ModelProto) -> onnxruntime.InferenceSession:
             if target is None:
-                return session(part, kernels=None, session_options=own)
-            placed = Placed(part, target, own)
+                return session(part, kernels=None, session_options=session_options)
+            placed = Placed(part, target, session_options)
             result = placed.session({})
             placed.say()
             return result
 
-        if not made.gradients:
-            self._forward = opened(made.model)
+        if not graphs.gradients:
+            self._forward = opened(graphs.model)
             return
 
         def types(part: ModelProto) -> dict[str, ValueInfoProto]:
             self._forward = opened(part)
             return {value.name: _info(value) for value in self._forward.get_outputs()}
 
-        _, backward, _ = made.split(types)
+        _, backward, _ = graphs.split(types)
         self._backward = opened(backward)
-        self.reads = tuple(v.name for v in self._backward.get_inputs() if v.name not in made.seeds.values())
+        self.reads = tuple(v.name for v in self._backward.get_inputs() if v.name not in graphs.seeds.values())
 
     def forward(self, tensors_by_name: Tensors) -> dict[str, Any]:
         """Outputs, new statistics and what the backward pass reads, by name."""
@@ -291,8 +291,8 @@ class _Run:
 
     def backward(self, tensors_by_name: Tensors) -> dict[str, Any]:
         """The gradients, by the names of what they are the gradients of."""
-        found = _called(self._backward, tensors_by_name)
-        return {name: found[gradient] for name, gradient in self._gradients.items()}
+        gradients = _called(self._backward, tensors_by_name)
+        return {name: gradients[gradient] for name, gradient in self._gradients.items()}
 
 
 class _Function(torch.autograd.Function):
@@ -301,11 +301,11 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: _Run, names: Sequence[str], *tensors: Any) -> tuple[Any, ...]:
         tensors_by_name = dict(zip(names, tensors, strict=True))
-        found = run.forward(tensors_by_name)
+        outputs = run.forward(tensors_by_name)
         ctx.run, ctx.names = run, names
-        ctx.save_for_backward(*({**tensors_by_name, **found}[name] for name in run.reads))
-        results = tuple(list(found.values())[: len(run.outputs) + len(run.statistics)])
-        seeded = [found[name] for name in run.seeds]
+        ctx.save_for_backward(*({**tensors_by_name, **outputs}[name] for name in run.reads))
+        results = tuple(list(outputs.values())[: len(run.outputs) + len(run.statistics)])
+        seeded = [outputs[name] for name in run.seeds]
         ctx.mark_non_differentiable(*(y for y in results if all(y is not other for other in seeded)))
         return results
 
@@ -319,8 +319,8 @@ class _Function(torch.autograd.Function):
             )
         tensors_by_name = dict(zip(run.reads, ctx.saved_tensors, strict=True))
         seeds = dict(zip(run.outputs, gradients, strict=False))
-        found = run.backward(tensors_by_name | {seed: seeds[y] for y, seed in run.seeds.items()})
-        return (None, None, *(found.get(name) for name in ctx.names))
+        by_name = run.backward(tensors_by_name | {seed: seeds[y] for y, seed in run.seeds.items()})
+        return (None, None, *(by_name.get(name) for name in ctx.names))
 
 
 def _called(session: onnxruntime.InferenceSession, tensors_by_name: Tensors) -> dict[str, Any]:

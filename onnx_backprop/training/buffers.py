@@ -228,7 +228,7 @@ class Buffers:
         """
         if self._types[name].elem_type == TensorProto.BFLOAT16:
             return OrtValue.ortvalue_from_numpy_with_onnx_type(np.asarray(value), TensorProto.BFLOAT16)
-        value = value if self._division is None else self._division.own(name, value)
+        value = value if self._division is None else self._division.shard(name, value)
         result = place or OrtValue.ortvalue_from_shape_and_type(np.shape(value), self._types[name].elem_type)
         result.update_inplace(np.ascontiguousarray(value).reshape(np.shape(value)))
         look_at(result.tensor_size_in_bytes())

@@ -39,9 +39,9 @@ def bad_batch(
     floats = {n: array for n, array in arrays.items() if array.dtype.kind == "f" or array.dtype.name == "bfloat16"}
     for name, array in floats.items():
         if (bad := np.isnan(array)).any():
-            said, row = _first(name, array, bad)
+            message, row = _first(name, array, bad)
             advice = "The data are at fault, not the training: put a number there, or leave the row out"
-            return BadBatchError(what, said, row, advice)
+            return BadBatchError(what, message, row, advice)
     if nan_alone:
         return None
     for name, about in labels.items():
@@ -51,8 +51,8 @@ def bad_batch(
             return BadBatchError(what, fault, None, "Leave such batches out, or make them larger")
     for name, array in floats.items():
         if (bad := np.isinf(array)).any():
-            said, row = _first(name, array, bad)
-            return BadBatchError(what, said, row, f"If that is not meant, put a number there. If it is, l{_LOWER}")
+            message, row = _first(name, array, bad)
+            return BadBatchError(what, message, row, f"If that is not meant, put a number there. If it is, l{_LOWER}")
     return None
 
 
@@ -63,13 +63,13 @@ def _first(name: str, array: np.ndarray, bad: np.ndarray) -> tuple[str, int | No
 
 def not_finite(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Where arrays hold infinity or NaN, as a mask of -inf does on purpose; those that do not are left out."""
-    found: dict[str, np.ndarray] = {}
+    masks: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
         finite = np.isfinite(array)
         look_at(array.nbytes)
         if not finite.all():
-            found[name] = ~finite
-    return found
+            masks[name] = ~finite
+    return masks
 
 
 def accept(accepted: dict[str, np.ndarray], arrays: Mapping[str, np.ndarray]) -> None:

@@ -53,21 +53,21 @@ class Inputs:
             name: _dims(declared[name].shape) if declared[name].HasField("shape") else None for name in self.names
         }
         self._targets = graph.options.loss_inputs
-        self._said: set[str] = set()  # inputs of which a warning has been given
+        self._warned: set[str] = set()  # inputs of which a warning has been given
         self.labels = {name: known for name, known in graph.options.labels.items() if name in self.names}
 
     def named(self, batch: Any) -> dict[str, Any]:
         """A batch of a loader by names: a mapping, or a sequence in the order of the inputs, perhaps nested."""
         if isinstance(batch, Mapping):
             return batch if isinstance(batch, Shard) else dict(batch)
-        found = flattened(batch, self.required) if isinstance(batch, tuple | list) else None
-        if found is None:
+        arrays = flattened(batch, self.required) if isinstance(batch, tuple | list) else None
+        if arrays is None:
             count = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
             raise InvalidArgumentError(
                 f"a batch must be a mapping or a sequence of {len(self.required)} arrays "
                 f"({', '.join(self.required)}), got {type(batch).__name__}{count}"
             )
-        return found
+        return arrays
 
     def together(self, given: Sequence[Any], more: Mapping[str, Any]) -> dict[str, Any]:
         """A batch that is given as a mapping, by keywords, or both; or as arrays in the order of the inputs.
@@ -162,7 +162,7 @@ class Inputs:
             raise InvalidArgumentError(f"{name!r}: expected an array, got {type(value).__name__}: {e}") from e
         if array.dtype == dtype:
             return array
-        if array.dtype == np.uint8 and dtype.kind == "f" and array.ndim > 2 and name not in self._said:
+        if array.dtype == np.uint8 and dtype.kind == "f" and array.ndim > 2 and name not in self._warned:
             self._warn_of_bytes(name, array)
         numbers = array.dtype.kind in "biu" and dtype.kind in "iuf"
         if dtype.kind in "iu" and numbers and array.size and not np.can_cast(array.dtype, dtype):
@@ -180,7 +180,7 @@ class Inputs:
 
     def _warn_of_bytes(self, name: str, array: np.ndarray) -> None:
         """Say once of a float input that images come as bytes."""
-        self._said.add(name)
+        self._warned.add(name)
         if name not in self._targets and array.size and array.max() > 1:
             warn(
                 f"{name!r} gets bytes of 0 … {array.max()} as they are, and most networks expect scaled images. If so, "
@@ -194,23 +194,23 @@ class Inputs:
             wanted = self._shapes[name]
             if wanted is None:
                 continue
-            said = f"{name!r}: expected the shape {describe(wanted)}, got {describe(got)}"
+            message = f"{name!r}: expected the shape {describe(wanted)}, got {describe(got)}"
             hints = (("last", CLASSES_LAST), ("first", CLASSES_FIRST))
             hint = next((f". {hint}" for where, hint in hints if self._fits_classes(where, name, got)), "")
             if len(got) != len(wanted):
-                raise InvalidArgumentError(f"{said}. Give it {len(wanted)} dimensions, not {len(got)}")
+                raise InvalidArgumentError(f"{message}. Give it {len(wanted)} dimensions, not {len(got)}")
             for axis, (dim, length) in enumerate(zip(wanted, got, strict=True)):
                 if isinstance(dim, str):
                     known, where = lengths.setdefault(dim, (length, name))
                     if length != known:
                         raise InvalidArgumentError(
-                            f"{said}, but {dim} is {known} in {where!r}{hint or '. Make them equal'}"
+                            f"{message}, but {dim} is {known} in {where!r}{hint or '. Make them equal'}"
                         )
                 elif dim is not None and length != dim:
                     advice = f"Give axis {axis} the length {dim}, not {length}"
                     if axis == 0 and name not in self._targets:
                         advice += f", or convert the model with free={{{name!r}: {{0: 'batch'}}}}"
-                    raise InvalidArgumentError(f"{said}{hint or f'. {advice}'}")
+                    raise InvalidArgumentError(f"{message}{hint or f'. {advice}'}")
 
     def _fits_classes(self, where: str, name: str, got: tuple[int, ...]) -> bool:
         """Whether labels have the shape of a prediction with its classes elsewhere than the loss expects them."""

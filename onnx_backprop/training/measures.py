@@ -92,11 +92,11 @@ class Measures:
         return {name: metric.value(self._totals[name]) for name, metric in self._metrics.items()}
 
 
-def _of_ranks(communicator: Communicator, own: np.ndarray | None) -> list[np.ndarray | None]:
+def _of_ranks(communicator: Communicator, local: np.ndarray | None) -> list[np.ndarray | None]:
     """The array of each rank, a number or a row of numbers, as float64; None where there is none."""
-    length = int(gathered(communicator, np.array([0 if own is None else own.size], np.int64)).max())
+    length = int(gathered(communicator, np.array([0 if local is None else local.size], np.int64)).max())
     row = np.zeros(length + 1, np.float64)  # counts below 2⁵³ stay what they are
-    if own is not None:
-        row[:-1], row[-1] = own.reshape(-1), 1 + own.ndim
+    if local is not None:
+        row[:-1], row[-1] = local.reshape(-1), 1 + local.ndim
     rows = gathered(communicator, row)
     return [None if not r[-1] else r[:-1].reshape(() if r[-1] == 1 else (length,)) for r in rows]

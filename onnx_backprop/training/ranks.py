@@ -18,7 +18,7 @@ from onnx_backprop.distributed.communicator import broadcast_json, gathered, sta
 from onnx_backprop.distributed.failures import end_all_on_uncaught
 from onnx_backprop.distributed.replica import Replica
 from onnx_backprop.distributed.sharded import Division
-from onnx_backprop.distributed.shards import own_rows
+from onnx_backprop.distributed.shards import shard_rows
 from onnx_backprop.opset.core.errors import CheckpointError
 from onnx_backprop.ort_ops import lower, run_bound, session
 from onnx_backprop.training.data.batches import Batches
@@ -77,7 +77,7 @@ class Ranks:
     def summed(self, batch: Mapping[str, Any], state: Mapping[str, OrtValue]) -> dict[str, OrtValue]:
         """What the update reads: gradients, loss and statistics of the whole batch."""
         inputs = self._trainer.inputs
-        shard = own_rows(batch, self.communicator.rank, self.communicator.size)
+        shard = shard_rows(batch, self.communicator.rank, self.communicator.size)
         fed = inputs.ort_values(shard) if shard.rows else {}
 
         def run(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding, again: bool) -> None:

@@ -106,7 +106,7 @@ def write_site(
         "runtime": f"{CDN if runtime is None else './runtime/'}{modules[0]}",
         "session": None if fixed is None else {"executionProviders": ["webgpu"]},
         "data": {"rows": len(next(iter(arrays.values()))), "train": train, "arrays": data},
-        "own": _own(graph, arrays, train),
+        "own": _visitor_input(graph, arrays, train),
     }
     files["site.json"] = json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     _write(folder, files)
@@ -115,8 +115,8 @@ def write_site(
 
 def _classes(graph: TrainingGraph) -> dict[str, int] | None:
     """Where the classes of the output are that the page shows, if the loss reads scores of classes there."""
-    found = [each for each in graph.options.compared if each.get("axis") is not None and not each.get("shift")]
-    return {"axis": int(found[0]["axis"])} if found and found[0]["prediction"] == graph.outputs[0] else None
+    compared = [each for each in graph.options.compared if each.get("axis") is not None and not each.get("shift")]
+    return {"axis": int(compared[0]["axis"])} if compared and compared[0]["prediction"] == graph.outputs[0] else None
 
 
 def _any_batch(graph: TrainingGraph) -> bool:
@@ -125,7 +125,7 @@ def _any_batch(graph: TrainingGraph) -> bool:
     return not any(declared[name] and declared[name][0].HasField("dim_value") for name in graph.inputs)
 
 
-def _own(graph: TrainingGraph, arrays: Mapping[str, np.ndarray], train: int) -> dict[str, Any] | None:
+def _visitor_input(graph: TrainingGraph, arrays: Mapping[str, np.ndarray], train: int) -> dict[str, Any] | None:
     """What a visitor may drop into the page: pictures or a table of numbers, in the range of the rows to train on."""
     names = [name for name in graph.inputs if name not in graph.options.loss_inputs]
     if len(names) != 1 or any(entry.key == KEPT for entry in graph.model.metadata_props):

@@ -30,8 +30,8 @@ class Scores:
         ]
         bias = given.get("bias")
         if bias is not None:
-            whole, own = self.of("BHST"), self._shape("bias", bias, 4)
-            fits = own.equal(whole) | own.equal(1)
+            whole, bias_shape = self.of("BHST"), self._shape("bias", bias, 4)
+            fits = bias_shape.equal(whole) | bias_shape.equal(1)
             zeros.append(fits.require("bias: expected each length to be that of the scores or 1"))
         self.zero: Vector = reduce(add, zeros)
         self.group: Vector = heads // shared.at_least(1)

@@ -59,7 +59,7 @@ class Body(Emitter):
         self.op = op
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._counts: dict[str, int] = {}
-        self._made = 0  # tensors
+        self._tensor_count = 0
 
     def operand(self, value: Operand, _operands: Sequence[Operand]) -> str:
         """The name of an operand."""
@@ -67,8 +67,8 @@ class Body(Emitter):
 
     def names_of(self, op_type: str, name: str | None, outputs: int) -> tuple[str, list[str]]:  # noqa: ARG002
         """Numbers, but for a node that is named."""
-        results = [f"_{self._made + n}" for n in range(1, outputs + 1)]
-        self._made += outputs
+        results = [f"_{self._tensor_count + n}" for n in range(1, outputs + 1)]
+        self._tensor_count += outputs
         return (self._unique(name) if name else results[0]), results
 
     def _unique(self, name: str) -> str:

@@ -167,7 +167,7 @@ class Vector(Expression):
 
     def knowing(self, entries: Sequence[Any]) -> Vector:
         """The same vector, of which somebody knows these entries; checks that its tensor depends on may be lost."""
-        merged = [v if own is None else own for own, v in zip(self.entries, entries, strict=True)]
+        merged = [v if entry is None else entry for entry, v in zip(self.entries, entries, strict=True)]
         return Vector(self.body, merged, self._name, self.dtype)
 
     def _spread(self, count: int) -> tuple[Any, ...]:

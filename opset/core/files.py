@@ -35,12 +35,12 @@ def replacing(*paths: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, ...]]:
     followed.
     """
     targets = [Path(os.path.realpath(named(path))) for path in paths]
-    made: list[Path] = []
+    temporaries: list[Path] = []
     try:
         for target in targets:
             remove_rest(target.parent, glob.escape(target.name))
         with ExitStack() as stack:
-            files = tuple(stack.enter_context(_opened(target, made)) for target in targets)
+            files = tuple(stack.enter_context(_opened(target, temporaries)) for target in targets)
             yield files
             for file in files:
                 file.flush()
@@ -53,7 +53,7 @@ def replacing(*paths: str | os.PathLike[str]) -> Iterator[tuple[BinaryIO, ...]]:
         for folder in {target.parent for target in targets}:
             _sync_folder(folder)
     finally:
-        for path in made:
+        for path in temporaries:
             path.unlink(missing_ok=True)
 
 
@@ -97,13 +97,13 @@ def _open_or_make(path: Path) -> BinaryIO:
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o666))
 
 
-def _opened(target: Path, made: list[Path]) -> BinaryIO:
-    """A new file beside a target, locked while it is open; its name is in `made` before it exists."""
+def _opened(target: Path, temporaries: list[Path]) -> BinaryIO:
+    """A new file beside a target, locked while it is open; its name is in `temporaries` before it exists."""
     while True:
-        made.append(target.with_name(f".{target.name}.{secrets.token_hex(_RANDOM)}.tmp"))
-        file = made[-1].open("xb")
+        temporaries.append(target.with_name(f".{target.name}.{secrets.token_hex(_RANDOM)}.tmp"))
+        file = temporaries[-1].open("xb")
         _take(file, wait=True)
-        if _has_name(file, made[-1]):  # nobody has taken it for a rest before it was locked
+        if _has_name(file, temporaries[-1]):  # nobody has taken it for a rest before it was locked
             return file
         file.close()
 

@@ -74,8 +74,8 @@ def infer(op: Op, context: Any) -> None:
         if n >= context.get_num_outputs():
             break
         result = TypeProto()
-        own_type = known.tensor_type.elem_type if output.type_name == "T1" else TensorProto.FLOAT
-        result.tensor_type.elem_type = own_type
+        element = known.tensor_type.elem_type if output.type_name == "T1" else TensorProto.FLOAT
+        result.tensor_type.elem_type = element
         if dims is not None:
             result.tensor_type.shape.CopyFrom(_shape_proto(dims))
         context.set_output_type(n, result)

@@ -34,14 +34,14 @@ def without_guesses(value: ValueInfoProto) -> ValueInfoProto:
 
 def _is_misread(node: NodeProto, known: Mapping[str, Dims]) -> bool:
     equation = next((a.s.decode(errors="replace") for a in node.attribute if a.name == "equation"), "")
-    found: defaultdict[object, set[object]] = defaultdict(set)
+    axes: defaultdict[object, set[object]] = defaultdict(set)
     for name, term in zip(node.input, equation.replace(" ", "").partition("->")[0].split(","), strict=False):
         lengths = known.get(name)
         if lengths is None:
             continue
         for axis, length in zip(_axes(term, len(lengths)), lengths, strict=False):
-            found[axis].add(length)
-    return any(len(lengths) > 1 and not all(isinstance(n, int) for n in lengths) for lengths in found.values())
+            axes[axis].add(length)
+    return any(len(lengths) > 1 and not all(isinstance(n, int) for n in lengths) for lengths in axes.values())
 
 
 def _axes(term: str, rank: int) -> Iterator[object]:

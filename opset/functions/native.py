@@ -10,9 +10,9 @@ from onnx_backprop.opset.functions.numpy import overload_of
 from onnx_backprop.opset.functions.protos import Present, function, in_its_type, reference
 
 OPERATORS_VARIABLE = "ONNX_BACKPROP_OPERATORS"  # a library to hand operators to in the place of onnxruntime-extensions'
-OWN_LIBRARY = sys.platform == "win32" or OPERATORS_VARIABLE in os.environ
+SEPARATE_LIBRARY = sys.platform == "win32" or OPERATORS_VARIABLE in os.environ
 # Libraries of one session have domains of their own, and Python operators are in onnxruntime-extensions'.
-NATIVE_DOMAIN = "onnx_backprop.native" if OWN_LIBRARY else "ai.onnx.contrib"
+NATIVE_DOMAIN = "onnx_backprop.native" if SEPARATE_LIBRARY else "ai.onnx.contrib"
 NATIVE_PREFIX = "OnnxBackprop_"
 
 

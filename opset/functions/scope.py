@@ -63,7 +63,7 @@ def state_types(model: ModelProto) -> None:
         if op is None or "" in node.output:
             continue
         named = (name for spec, name in zip(op.inputs, node.input, strict=False) if name and spec.type_name == "T1")
-        first = next((found for name in named if (found := scope.element_type(name) or types.get(name))), 0)
+        first = next((dtype for name in named if (dtype := scope.element_type(name) or types.get(name))), 0)
         for spec, name in zip(op.outputs, node.output, strict=False):
             element = TensorProto.FLOAT if spec.type_name == "T5" else first
             if name and element and name not in noted and not scope.states_type(name):

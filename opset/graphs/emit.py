@@ -54,8 +54,8 @@ class Emitter:
 
     def finish(self, outputs: Mapping[str, str]) -> list[NodeProto]:
         """The nodes, the value of each output under its name; a copy where that is an input, or another output too."""
-        made = {name for node in self.nodes for name in node.output}
-        names = {value: output for output, value in reversed([*outputs.items()]) if value in made}
+        produced = {name for node in self.nodes for name in node.output}
+        names = {value: output for output, value in reversed([*outputs.items()]) if value in produced}
         for output, value in outputs.items():
             if names.get(value) != output:
                 names[self.Identity(value)] = output

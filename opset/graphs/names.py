@@ -46,8 +46,8 @@ def unique(name: str, taken: set[str]) -> str:
 
 def named_after(name: str, op_type: str) -> str | None:
     """What a node was named after when it was emitted: "p_grad" of the Mul "p_grad/Mul_2"; None of another name."""
-    found = re.fullmatch(rf"(.*)/{re.escape(op_type)}(_\d+)?", name, re.DOTALL)
-    return found[1] if found else None
+    match = re.fullmatch(rf"(.*)/{re.escape(op_type)}(_\d+)?", name, re.DOTALL)
+    return match[1] if match else None
 
 
 def rename(node: NodeProto, new: Mapping[str, str]) -> None:

@@ -48,14 +48,14 @@ def ancestors(nodes: Iterable[Any], values: Iterable[Any], stops: Collection[Any
     """The positions of the nodes that values are computed by, going no further than `stops`, in order."""
     nodes = list(nodes)
     maker = positions(nodes)
-    found: set[int] = set()
+    result: set[int] = set()
     waiting = list(values)
     while waiting:
         n = maker.get(waiting.pop())
-        if n is not None and n not in found:
-            found.add(n)
+        if n is not None and n not in result:
+            result.add(n)
             waiting += [value for value in _read(nodes[n]) if value not in stops]
-    return sorted(found)
+    return sorted(result)
 
 
 def dependencies(nodes: Iterable[Any], values: Iterable[Any]) -> set[Any]:
@@ -66,12 +66,12 @@ def dependencies(nodes: Iterable[Any], values: Iterable[Any]) -> set[Any]:
 
 def descendants(nodes: Iterable[Any], values: Iterable[Any]) -> list[Any]:
     """The nodes that compute something from values, in order, which is that of the nodes."""
-    reached, found = set(values), []
+    reached, result = set(values), []
     for node in nodes:
         if not reached.isdisjoint(_read(node)):
-            found.append(node)
+            result.append(node)
             reached.update(_outputs_of(node))
-    return found
+    return result
 
 
 def topological(nodes: Sequence[NodeProto]) -> list[NodeProto]:

@@ -81,8 +81,8 @@ def values_read(node: ir.Node) -> set[ir.Value]:
     """Everything a node reads: its inputs, and what its sub-graphs capture from outside."""
     values = {value for value in node.inputs if value is not None}
     for graph in subgraphs(node):
-        made = {*graph.inputs, *graph.initializers.values()}.union(*(inner.outputs for inner in graph))
-        values |= set(graph.outputs).union(*map(values_read, graph)) - made
+        defined = {*graph.inputs, *graph.initializers.values()}.union(*(inner.outputs for inner in graph))
+        values |= set(graph.outputs).union(*map(values_read, graph)) - defined
     return values
 
 

@@ -67,7 +67,7 @@ def lengths_of(attrs: Attributes, given: Mapping[str, Arg | None]) -> dict[str, 
         raise ShapeError(f"attribute softcap: expected a number >= 0, got {attrs['softcap']}", op_type=op)
     if not math.isfinite(attrs["scale"]):
         raise ShapeError(f"attribute scale: expected a finite number, got {attrs['scale']}", op_type=op)
-    found: dict[str, Dim] = dict.fromkeys(MEANINGS)
+    lengths: dict[str, Dim] = dict.fromkeys(MEANINGS)
     first: dict[str, str] = {}
     for name, axes in AXES.items():
         arg = given.get(name)
@@ -76,20 +76,20 @@ def lengths_of(attrs: Attributes, given: Mapping[str, Arg | None]) -> dict[str, 
         require_rank(arg.dims, len(axes), len(axes), op=op, subject=name)
         for letter, length in zip(axes, arg.dims, strict=True):
             subject = f"{MEANINGS[letter]} of {first.setdefault(letter, name)} and {name}"
-            found[letter] = merge(found[letter], length, op=op, subject=subject)
-    heads, shared = found["H"], found["G"]
+            lengths[letter] = merge(lengths[letter], length, op=op, subject=subject)
+    heads, shared = lengths["H"], lengths["G"]
     if shared == 0 or (isinstance(heads, int) and isinstance(shared, int) and heads % shared):
         raise ShapeError(f"query: expected a multiple of the {shared} heads of key, got {heads}", op_type=op)
-    if found["T"] == 0:
+    if lengths["T"] == 0:
         raise ShapeError("key: expected one key or more, got none", op_type=op)
     bias = given.get("bias")
     if bias is not None and bias.dims is not None:
         require_rank(bias.dims, 4, 4, op=op, subject="bias")
-        whole = [found[letter] for letter in "BHST"]
+        whole = [lengths[letter] for letter in "BHST"]
         pairs = [(a, b) for a, b in zip(bias.dims, whole, strict=True) if isinstance(a, int) and isinstance(b, int)]
         if any(a not in (1, b) for a, b in pairs):
             raise ShapeError(f"bias: expected lengths of {show(whole)} or 1, got {show(bias.dims)}", op_type=op)
-    return found
+    return lengths
 
 
 def scale_of(attrs: Attributes, size: int) -> float:

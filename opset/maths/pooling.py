@@ -117,8 +117,8 @@ def _require_attributes(attrs: Attributes, rank: int | None) -> None:
     if attrs["auto_pad"] == "None":
         for name in ("pads_begin", "pads_end"):
             if any(pad >= k for pad, k in zip(attrs[name], kernel, strict=False)):
-                found = f"the kernel's {list(kernel)}, got {list(attrs[name])}"
-                raise ShapeError(f"attribute {name}: expected fewer pixels than {found}", op_type=op)
+                limit = f"the kernel's {list(kernel)}, got {list(attrs[name])}"
+                raise ShapeError(f"attribute {name}: expected fewer pixels than {limit}", op_type=op)
     elif attrs["auto_pad"].startswith("SAME") and any(d > 1 for d in dilations(attrs)):
         raise ShapeError(
             f"attribute auto_pad: expected None or VALID beside dilations {list(dilations(attrs))}, "

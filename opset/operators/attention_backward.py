@@ -43,12 +43,12 @@ INPUTS: tuple[str, ...] = (
 
 def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None]:
     given = dict(zip(INPUTS, args, strict=True))
-    found = attention.lengths_of(attrs, given)
+    lengths = attention.lengths_of(attrs, given)
     bias, sinks = given["bias"], given["sinks"]
     return (
-        *(tuple(found[letter] for letter in attention.AXES[name]) for name in ("query", "key", "value")),
+        *(tuple(lengths[letter] for letter in attention.AXES[name]) for name in ("query", "key", "value")),
         (0,) if bias is None else bias.dims or (None,) * 4,
-        (0,) if sinks is None else (found["H"],),
+        (0,) if sinks is None else (lengths["H"],),
     )
 
 

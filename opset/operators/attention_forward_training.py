@@ -30,8 +30,8 @@ INPUTS: tuple[str, ...] = ("query", "key", "value", "bias", "lengths", "sinks", 
 
 
 def shape(attrs: Attributes, args: Sequence[Arg | None]) -> Sequence[Dims | None]:
-    found = attention.lengths_of(attrs, dict(zip(INPUTS, args, strict=True)))
-    return tuple(found[letter] for letter in "BHSE"), tuple(found[letter] for letter in "BHS")
+    lengths = attention.lengths_of(attrs, dict(zip(INPUTS, args, strict=True)))
+    return tuple(lengths[letter] for letter in "BHSE"), tuple(lengths[letter] for letter in "BHS")
 
 
 def reference(

@@ -62,8 +62,8 @@ def reference(
     slope = 1 / np.sqrt(power + np.float64(np.float32(attrs["epsilon"])))
     slope = slope if gamma is None else slope * gamma
     dst = deviation * slope.reshape(per) + (0 if beta is None else beta.reshape(per))
-    kept = np.float64(np.float32(attrs["momentum"]))
-    running = (kept * mean + (1 - kept) * centre, kept * variance + (1 - kept) * power)
+    momentum = np.float64(np.float32(attrs["momentum"]))
+    running = (momentum * mean + (1 - momentum) * centre, momentum * variance + (1 - momentum) * power)
     return dst, *running, centre, power
 
 
@@ -84,8 +84,10 @@ def body(
     slope = b.Mul(slope, given[2]) if given[2] else slope
     dst = b.Mul(deviation, axes.spread(slope))
     dst = b.Add(dst, axes.spread(given[3])) if given[3] else dst
-    kept, new = b.float_scalar(attrs["momentum"]), b.float_scalar(1 - np.float64(np.float32(attrs["momentum"])))
-    running = [b.Add(b.Mul(old, kept), b.Mul(own, new)) for old, own in zip(given[:2], (centre, power), strict=True)]
+    momentum, new = b.float_scalar(attrs["momentum"]), b.float_scalar(1 - np.float64(np.float32(attrs["momentum"])))
+    running = [
+        b.Add(b.Mul(old, momentum), b.Mul(batch, new)) for old, batch in zip(given[:2], (centre, power), strict=True)
+    ]
     return axes.back(dst), *running, centre, power
 
 

@@ -7,9 +7,9 @@ import onnx_backprop.opset.operators as folder
 from onnx_backprop.opset.core.op import Op
 
 BY_STEM: dict[str, Op] = {
-    found.name: import_module(f"{folder.__name__}.{found.name}").OP
-    for found in iter_modules(folder.__path__)
-    if found.name != "registry"
+    module.name: import_module(f"{folder.__name__}.{module.name}").OP
+    for module in iter_modules(folder.__path__)
+    if module.name != "registry"
 }
 """By the name of the module."""
 OPS = tuple(BY_STEM.values())

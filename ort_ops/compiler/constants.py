@@ -34,8 +34,8 @@ class Constants:
             return self.functions[name]
         if name in self.cells:
             return self.cells[name].cell_contents
-        found = self.inner.function.__globals__.get(name, UNKNOWN)
-        return getattr(builtins, name, UNKNOWN) if found is UNKNOWN else found
+        value = self.inner.function.__globals__.get(name, UNKNOWN)
+        return getattr(builtins, name, UNKNOWN) if value is UNKNOWN else value
 
     def static(self, node: ast.expr) -> Any:
         """The value of an expression that is known now, else UNKNOWN."""

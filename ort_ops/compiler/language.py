@@ -66,15 +66,15 @@ class Module:
 
     def export(self, inner: Inner, arguments: Sequence[Type], result: Type | None, name: str) -> None:
         """A C function of that name."""
-        own, own_result = self.function(inner, tuple(arguments))
+        callee, callee_result = self.function(inner, tuple(arguments))
         kind = ir.FunctionType(llvm_type(result) if result else ir.VoidType(), [llvm_type(a) for a in arguments])
         outer = ir.Function(self.llvm, kind, name)
         builder = ir.IRBuilder(outer.append_basic_block("entry"))
-        answer = builder.call(own, outer.args)
+        answer = builder.call(callee, outer.args)
         if result is None:
             builder.ret_void()
         else:
-            builder.ret(converted(builder, Value(own_result, answer), result).llvm)
+            builder.ret(converted(builder, Value(callee_result, answer), result).llvm)
 
     def table(self, values: tuple[int, ...]) -> ir.GlobalVariable:
         """Constants in memory."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import llvmlite.binding
 
-from onnx_backprop.ort_ops.compiler.kept import cache_folder, read, write
+from onnx_backprop.ort_ops.compiler.cache import cache_folder, read, write
 
 VECTOR_VARIABLE = "ONNX_BACKPROP_VECTOR_LENGTH"
 TRIPLE_VARIABLE = "ONNX_BACKPROP_TRIPLE"
@@ -184,13 +184,13 @@ def _groups(root: Path) -> Iterator[Path]:
     """The folders of this process's control groups that limit processor time, from its own outwards."""
     mounted = root / "sys/fs/cgroup"
     for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, own = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
         # version 2 has one tree, version 1 one for each set of controllers
         tree = mounted / controllers
         # a group outside of what a container sees begins with ".."
-        group = tree / (own.lstrip("/") if ".." not in own.split("/") else "")
+        group = tree / (path.lstrip("/") if ".." not in path.split("/") else "")
         yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(tree))
 
 

@@ -1,4 +1,4 @@
-"""Machine code of exported functions: compiled once, kept on disk, loaded into the process.
+"""Machine code of exported functions: compiled once, cached on disk, loaded into the process.
 
 A function's file is named after everything that its machine code depends on: the functions it calls, directly or not,
 the constants they use, what intrinsics generate, the compiler and the processor. So a file is right for whoever finds
@@ -28,7 +28,7 @@ from llvmlite import ir
 
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops.compiler import constants, expressions, language, records, values
-from onnx_backprop.ort_ops.compiler.kept import cache_folder, read, write
+from onnx_backprop.ort_ops.compiler.cache import cache_folder, read, write
 from onnx_backprop.ort_ops.compiler.language import Module
 from onnx_backprop.ort_ops.compiler.machine import FEATURES, PROCESSOR, TRIPLE, facts, levels
 from onnx_backprop.ort_ops.compiler.records import Record, layout
@@ -136,7 +136,7 @@ SHIPPED = Path(__file__).resolve().parents[1] / "objects"
 
 
 @cache
-def made_of() -> str:
+def source_digest() -> str:
     """What machine code that is carried was made from: the sources of this room, and what they know of a machine."""
     digest = hashlib.sha256(facts().encode())
     root = Path(__file__).resolve().parents[1]
@@ -150,7 +150,7 @@ def _carried() -> Path | None:
     """The folder of what is carried for this processor."""
     for folder in (SHIPPED / level for level in levels()):
         with contextlib.suppress(OSError):
-            if (folder / "made_of").read_text() == made_of():
+            if (folder / "source_digest").read_text() == source_digest():
                 return folder
     return None
 
@@ -162,7 +162,7 @@ def ship(folder: Path) -> int:
     for function in Exported.every:
         if counts[function.label] == 1:
             write(folder / f"{function.label}.o", function.machine_code(f"carried.{function.label}"))
-    (folder / "made_of").write_text(made_of())
+    (folder / "source_digest").write_text(source_digest())
     return sum(count == 1 for count in counts.values())
 
 
@@ -224,7 +224,7 @@ class Exported:
     @property
     def at_hand(self) -> bool:
         """Whether nothing has to be compiled."""
-        return "address" in vars(self) or self._carried is not None or self.kept
+        return "address" in vars(self) or self._carried is not None or self.cached
 
     @functools.cached_property
     def _carried(self) -> bytes | None:
@@ -238,19 +238,19 @@ class Exported:
         return folder / f"{self.name}.o" if folder else None
 
     @property
-    def kept(self) -> bool:
+    def cached(self) -> bool:
         """Whether the machine code lies on disk."""
         return self._path is not None and self._path.is_file()
 
     def compile(self) -> bytes:
-        """The machine code, which is kept on disk."""
+        """The machine code, which is cached on disk."""
         code = self.machine_code(self.name)
         if self._path:
             write(self._path, code)
         return code
 
     def linkable(self, symbol: str) -> bytes:
-        """The machine code for a library, which does not export it; it is kept on disk too."""
+        """The machine code for a library, which does not export it; it is cached on disk too."""
         folder = cache_folder()
         path = folder / f"{self.name}.linked" if folder else None
         code = path and read(path)

@@ -113,13 +113,13 @@ def plan(request: Request, data: int, taps: Callable[[], Sequence[Taps | None]])
     rows = math.prod(a.length for a in axes)
     method, table = _method(column, inner)
     chunks = _chunks(column, inner, _CHUNK[method])
-    read, made = int(chunks[:, 3].max()) * inner, int(chunks[:, 1].max()) * inner
+    read, out = int(chunks[:, 3].max()) * inner, int(chunks[:, 1].max()) * inner
     pitch = -(-(read + WINDOW) // VECTOR) * VECTOR
     wide = VECTOR * (read + 2 * VECTOR)
     arrays, at_once = {
-        ALONG: ({"sums": read, "gathered": made}, 1),
-        ACROSS: ({"sums": wide, "transposed": wide, "gathered": VECTOR * (made + VECTOR), "tile": VECTOR**2}, VECTOR),
-        WINDOWS: ({"sums": ROWS * pitch, "gathered": ROWS * made}, ROWS),
+        ALONG: ({"sums": read, "gathered": out}, 1),
+        ACROSS: ({"sums": wide, "transposed": wide, "gathered": VECTOR * (out + VECTOR), "tile": VECTOR**2}, VECTOR),
+        WINDOWS: ({"sums": ROWS * pitch, "gathered": ROWS * out}, ROWS),
     }[method]
     sizes = {name: FLOAT * floats for name, floats in arrays.items()}
     offsets, per_thread = workspace(Offsets, table=2 * WORD * most, **sizes)

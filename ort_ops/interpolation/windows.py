@@ -36,7 +36,7 @@ def windows(starts: np.ndarray, indices: np.ndarray, weights: np.ndarray, inner:
     cell = np.minimum(element // inner, len(starts) - 2)
     first = starts[cell]
     counts = np.where(element < (len(starts) - 1) * inner, starts[cell + 1] - first, 0)
-    found = []
+    parts = []
     for t in range(int(counts.max(initial=0))):
         left = counts > t
         tap = np.where(left, first + t, 0)
@@ -46,17 +46,17 @@ def windows(starts: np.ndarray, indices: np.ndarray, weights: np.ndarray, inner:
             base = place[block].min(axis=1)
             offset = place[block] - base[:, None]
             inside = left[block] & (offset < WINDOW)
-            found.append(
+            parts.append(
                 (block, base, np.where(inside, offset, 0), np.where(inside, weights[tap[block]], np.float32(0.0)))
             )
             left[block] &= ~inside
             place[block] = np.where(inside, np.iinfo(np.int64).max, place[block])
-    return _numbered(blocks, found)
+    return _numbered(blocks, parts)
 
 
-def _numbered(blocks: int, found: list[tuple[np.ndarray, ...]]) -> GatherWindows:
+def _numbered(blocks: int, parts: list[tuple[np.ndarray, ...]]) -> GatherWindows:
     """Entries in the order of their blocks, equal patterns kept once."""
-    block, base, offsets, weights = (np.concatenate([f[n] for f in found]) for n in range(4))
+    block, base, offsets, weights = (np.concatenate([f[n] for f in parts]) for n in range(4))
     order = np.argsort(block, kind="stable")
     table = np.empty((len(order), PATTERN_BYTES), np.uint8)
     table[:, :VECTOR] = offsets[order]

@@ -55,8 +55,8 @@ def _better(shift, count, total, square):
         return shift
     step = total / count
     near = step * step <= AWAY * (square / count - step * step)
-    found = np.float64(np.float32(shift + step))
-    return shift if near or found - found != 0.0 else found
+    candidate = np.float64(np.float32(shift + step))
+    return shift if near or candidate - candidate != 0.0 else candidate
 
 
 @inner  # a variance of zero without epsilon gives what it gives in NumPy
@@ -68,13 +68,13 @@ def _finish(call, p, channel, shift, total, square):
         step = total / count
         mean, variance = shift + step, square / count - step * step
         variance = 0.0 if variance < 0.0 else variance
-    kept = p.momentum
+    momentum = p.momentum
     old_mean, old_variance = load_f32(call.inputs[MEAN], channel), load_f32(call.inputs[VARIANCE], channel)
     if call.more[RUNNING_MEAN]:
-        new = kept * np.float64(old_mean) + (1.0 - kept) * mean
+        new = momentum * np.float64(old_mean) + (1.0 - momentum) * mean
         store_f32(call.more[RUNNING_MEAN], channel, np.float32(new))
     if call.more[RUNNING_VARIANCE]:
-        new = kept * np.float64(old_variance) + (1.0 - kept) * variance
+        new = momentum * np.float64(old_variance) + (1.0 - momentum) * variance
         store_f32(call.more[RUNNING_VARIANCE], channel, np.float32(new))
     if call.more[BATCH_MEAN]:
         store_f32(call.more[BATCH_MEAN], channel, np.float32(mean))
@@ -178,10 +178,10 @@ def _columns(call, p, item, scratch):
                     store_f64(shifts, i, better)
                     again = 1
     for i in range(count):
-        found = _finish(call, p, channel + i, load_f64(shifts, i), load_f64(totals, i), load_f64(squares, i))
-        store_f32(means, i, found[0])
-        store_f32(slopes, i, found[1])
-        store_f32(betas, i, found[2])
+        statistics = _finish(call, p, channel + i, load_f64(shifts, i), load_f64(totals, i), load_f64(squares, i))
+        store_f32(means, i, statistics[0])
+        store_f32(slopes, i, statistics[1])
+        store_f32(betas, i, statistics[2])
     if y:
         for row in range(rows):
             by_type(kind, _normalise_row, y, x, row * channels + channel, count, means, slopes, betas)

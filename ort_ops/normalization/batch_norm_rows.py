@@ -44,7 +44,7 @@ class Offsets(Record):
 class BatchNormRows(Record):
     """The numbers of a plan. A line is `fold` rows, of `width` channels at a time.
 
-    own, shared: of a thread, `span` elements to an array, and of all, where there are parts, `channels` to an array.
+    thread, shared: of a thread, `span` elements to an array, and of all, where there are parts, `channels` to an array.
     """
 
     kind: int
@@ -171,10 +171,10 @@ def _item(call, p, item, scratch):
         _finish(call, p, channel, count, totals, span, factors, span)
         _differentiate(call, p, item, factors)
         return
-    own = call.shared + p.shared.totals + 8 * (item // p.blocks * norm.TOTALS * channels + channel)
+    part = call.shared + p.shared.totals + 8 * (item // p.blocks * norm.TOTALS * channels + channel)
     for n in range(norm.TOTALS):
         for i in range(count):
-            store_f64(own, n * channels + i, load_f64(totals, n * span + i))
+            store_f64(part, n * channels + i, load_f64(totals, n * span + i))
 
 
 @inner
@@ -221,7 +221,7 @@ def plan(kind: int, rows: int, channels: int, epsilon: float) -> Plan:
     parts = max(1, min(parts, rows // fold))
     span = -(-fold * width // 16) * 16
     span += STAGGER if span % 512 == 0 else 0
-    own, per_thread = workspace(
+    thread, per_thread = workspace(
         Offsets, sums=FLOAT * norm.SUMS * span, totals=DOUBLE * norm.TOTALS * span, factors=FLOAT * norm.FACTORS * span
     )
     parameters = BatchNormRows(
@@ -235,7 +235,7 @@ def plan(kind: int, rows: int, channels: int, epsilon: float) -> Plan:
         span=span,
         chunk=max(1, min(MAX_CHUNK, CACHED // (fold * width))),
         epsilon=epsilon,
-        thread=own,
+        thread=thread,
     )
     items = parts * blocks
     if parts == 1:

@@ -106,8 +106,8 @@ def _add_rows(kind, scales, biases, x, dy, first, pitch, rows, count, factors):
         by_type(kind, _add_group, scales, biases, x, dy, first, pitch, count, factors)
         return
     for row in range(rows):
-        own = factors + 4 * FACTORS * row
-        by_type(kind, _add, scales, biases, x, dy, first + row * pitch, count, own)
+        row_factors = factors + 4 * FACTORS * row
+        by_type(kind, _add, scales, biases, x, dy, first + row * pitch, count, row_factors)
 
 
 @inner
@@ -187,9 +187,9 @@ def _part(call, p, part, scratch):
     for group in range(start, end, GROUP):
         count = min(GROUP, end - group)
         for n in range(count):
-            own = factors + 4 * FACTORS * n
-            _measure(call, p, group + n, ones, own)
-            _differentiate(call, p, group + n, 0, length, ones, own)
+            row_factors = factors + 4 * FACTORS * n
+            _measure(call, p, group + n, ones, row_factors)
+            _differentiate(call, p, group + n, 0, length, ones, row_factors)
         if summed:
             _add_rows(kind, scales, biases, x, dy, group * length, length, count, length, factors)
             if (group - start) % FLUSH == FLUSH - GROUP or group + GROUP >= end:
@@ -250,9 +250,9 @@ def _join(call, p, _item, _scratch):
         return
     totals, length = call.shared + p.shared.totals, p.length
     for part in range(1, p.parts):
-        own = totals + 16 * part * length
+        part_totals = totals + 16 * part * length
         for i in range(2 * length):
-            store_f64(totals, i, load_f64(totals, i) + load_f64(own, i))
+            store_f64(totals, i, load_f64(totals, i) + load_f64(part_totals, i))
     _write(call, 0, totals, length, length)
 
 
@@ -275,14 +275,14 @@ def _plan(request: Request) -> Plan:
     if parts:
         stages = (_FILL, 1), (_PART, parts), (_JOIN, 1)
         shared, bytes_shared = workspace(Offsets, ones=FLOAT * CHUNK, totals=DOUBLE * 2 * parts * length)
-        own, per_thread = workspace(Offsets, factors=FLOAT * FACTORS * GROUP, sums=FLOAT * 2 * length)
+        thread, per_thread = workspace(Offsets, factors=FLOAT * FACTORS * GROUP, sums=FLOAT * 2 * length)
     else:
         stages = (_FILL, 1), (_ROW, rows), (_BLOCK, -(-length // BLOCK))
         shared, bytes_shared = workspace(Offsets, ones=FLOAT * CHUNK, factors=FLOAT * FACTORS * rows)
-        own, per_thread = workspace(Offsets, totals=DOUBLE * 2 * BLOCK, sums=FLOAT * 2 * BLOCK)
+        thread, per_thread = workspace(Offsets, totals=DOUBLE * 2 * BLOCK, sums=FLOAT * 2 * BLOCK)
     parameters = LayerNorm(
         kind=request.element_type, rows=rows, length=length, parts=parts, epsilon=epsilon, share=1 / length,
-        thread=own, shared=shared,
+        thread=thread, shared=shared,
     )  # fmt: skip
     return Plan(parameters, stages, bytes_shared, per_thread)
 

@@ -98,8 +98,8 @@ class _Tables:
         plans = [self.plan(kernel, attributes, np.array(key, np.int64)) for key in spec["keys"]]
         state = call.KernelState(api=0, spec=0, prepare=0, runtime=0, numbers=numbers_of(kernel.op))
         names, sizes = [name for name, _ in plans], [size for _, size in plans]
-        own = self.state(state, prepare="ADDRESS(refuse)", runtime="ADDRESS(runtime)")
-        return f"{{{own}, {self.array(names, 'word *const')}, {self.array(sizes)}, {len(plans)}}}"
+        kernel_state = self.state(state, prepare="ADDRESS(refuse)", runtime="ADDRESS(runtime)")
+        return f"{{{kernel_state}, {self.array(names, 'word *const')}, {self.array(sizes)}, {len(plans)}}}"
 
     def type(self, name: str, element_type: int) -> str:
         """An entry of `types`: an operator for one element type."""
@@ -130,16 +130,16 @@ def _text(text: str) -> str:
 
 def tables(domain: str, specs: Sequence[Mapping[str, Any]], lengths: str, target: str) -> tuple[str, _Tables]:
     """tables.h for `runtime.c`, and the functions that it names. lengths, target: for what the library says."""
-    made = _Tables()
-    entries = [made.spec(spec) for spec in specs]
+    code = _Tables()
+    entries = [code.spec(spec) for spec in specs]
     names = dict.fromkeys(spec["op"] for spec in specs)
-    types = [made.type(name, kind) for name in names for kind in (ELEMENT_TYPES if name in KERNELS else (c_abi.FLOAT,))]
+    types = [code.type(name, kind) for name in names for kind in (ELEMENT_TYPES if name in KERNELS else (c_abi.FLOAT,))]
     texts = {"DOMAIN": domain, "LENGTHS": lengths, "TARGET": target}
-    declared = [f"extern void {symbol}(void);" for symbol in made.functions]
-    content = [*(f"#define {name} {_text(text)}" for name, text in texts.items()), *declared, *made.lines]
+    declared = [f"extern void {symbol}(void);" for symbol in code.functions]
+    content = [*(f"#define {name} {_text(text)}" for name, text in texts.items()), *declared, *code.lines]
     content.append(f"static const spec specs[] = {{{','.join(entries)}}};")
     content.append(f"static const operator_type types[] = {{{','.join(types)}}};")
-    return "\n".join(content) + "\n", made
+    return "\n".join(content) + "\n", code
 
 
 def constants() -> dict[str, int]:
@@ -160,12 +160,12 @@ def constants() -> dict[str, int]:
 
 def build(requests: Mapping[str, Any], path: Path, command: Sequence[str]) -> None:
     """Write a library. CalledProcessError where the command fails."""
-    text, made = tables(requests["domain"], requests["specs"], requests["lengths"], requests["target"])
+    text, code = tables(requests["domain"], requests["specs"], requests["lengths"], requests["target"])
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "tables.h").write_text(text)
         objects = []
-        for n, (symbol, function) in enumerate(made.functions.items()):
+        for n, (symbol, function) in enumerate(code.functions.items()):
             objects.append(root / f"{n}.o")
             objects[-1].write_bytes(function.linkable(symbol))
         defined = [f"-D{name}={value}" for name, value in constants().items()]

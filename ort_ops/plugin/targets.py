@@ -77,13 +77,13 @@ def linker(name: str) -> list[str]:
     KernelError where there is none.
     """
     target = TARGETS[name]
-    own = here() in TARGETS and target.triple == TARGETS[here()].triple
-    compiler = (os.environ.get("CC") or shutil.which("cc")) if own else shutil.which(target.gcc)
+    native = here() in TARGETS and target.triple == TARGETS[here()].triple
+    compiler = (os.environ.get("CC") or shutil.which("cc")) if native else shutil.which(target.gcc)
     if compiler:
         end = ["-dynamiclib"] if target.suffix == "dylib" else ["-shared", "-s"]
         return [*compiler.split(), "-fPIC", *end]
     if importlib.util.find_spec("ziglang") is None:
-        missing = "no C compiler (cc) was found" if own else f"no C compiler for {name} was found"
+        missing = "no C compiler (cc) was found" if native else f"no C compiler for {name} was found"
         raise KernelError(f"{missing}. Install one that does: pip install 'onnx-backprop[plugin]'")
     return [sys.executable, "-m", "ziglang", "cc", "-target", target.zig, "-fPIC", "-shared", "-s"]
 
@@ -109,15 +109,15 @@ def make(requests: Mapping[str, Any], name: str) -> bytes:
     package = Path(sys.modules[__name__.partition(".")[0]].__file__ or "").parents[1]
     path = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"), *sys.path)))
     with tempfile.TemporaryDirectory() as folder:
-        asked, made = Path(folder) / "requests.json", Path(folder) / f"onnx_backprop.{target.suffix}"
+        asked, library = Path(folder) / "requests.json", Path(folder) / f"onnx_backprop.{target.suffix}"
         asked.write_text(json.dumps({**requests, "target": name, "modules": _modules(requests)}))
         done = subprocess.run(
-            [sys.executable, "-m", _MAKER, str(asked), str(made), *linker(name)],
+            [sys.executable, "-m", _MAKER, str(asked), str(library), *linker(name)],
             env={**others, **processor, "PYTHONPATH": path},
             capture_output=True,
             text=True,
             check=False,
         )
-        if done.returncode or not made.is_file():
+        if done.returncode or not library.is_file():
             raise KernelError(f"no library for {name} was made: {done.stderr.strip()[-2000:]}")
-        return made.read_bytes()
+        return library.read_bytes()

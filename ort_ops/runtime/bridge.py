@@ -222,8 +222,8 @@ def _prepare(asked: int) -> None:
             recorded.setdefault(spec_key(spec.kernel.op, spec.attributes), {})[tuple(key_words.tolist())] = None
         items = [ITEM_SIZE[request.element_type] if o.type_name == "T1" else 4 for o in spec.kernel.op.outputs]
         sizes = [math.prod(shape) * item for shape, item in zip(request.outputs, items, strict=True)]
-        plan, kept = ahead.considered(plan, sizes)
-        question[layout(Question)["kept"].first_word] = kept
+        plan, cached = ahead.considered(plan, sizes)
+        question[layout(Question)["cached"].first_word] = cached
         question[layout(Question)["plan"].first_word] = block(plan.block(key_words, request.outputs))
     except Exception as e:  # noqa: BLE001 - an exception here must become a status
         api = _apis[state[layout(KernelState)["api"].first_word]]

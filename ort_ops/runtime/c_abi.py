@@ -85,14 +85,14 @@ _FUNCTIONS = (
     "get_alias_map", "release_alias_map",
 )  # fmt: skip
 # What our functions find behind it, by its word in what onnxruntime hands them, the address of the whole.
-_OWN = 1 + len(_FUNCTIONS)
-_NAME, _INPUT_COUNT, _INPUTS, _OPTIONAL, _OUTPUT_COUNT, _OUTPUTS, _PYTHON, _CREATE, _END = range(_OWN, _OWN + 9)
+_FIRST = 1 + len(_FUNCTIONS)
+_NAME, _INPUT_COUNT, _INPUTS, _OPTIONAL, _OUTPUT_COUNT, _OUTPUTS, _PYTHON, _CREATE, _END = range(_FIRST, _FIRST + 9)
 
 
 class OrtCustomOp(Structure):
     """The struct, and what is known of the operator before any kernel exists."""
 
-    _fields_ = (("version", c_uint32), *((name, c_void_p) for name in _FUNCTIONS), ("own", c_int64 * (_END - _OWN)))
+    _fields_ = (("version", c_uint32), *((name, c_void_p) for name in _FUNCTIONS), ("words", c_int64 * (_END - _FIRST)))
 
 
 # In compiled code, for onnxruntime has no way to hear that an answer failed, as an answer in Python may.
@@ -191,7 +191,7 @@ def custom_op(
     def array(values: Sequence[int]) -> int:
         return ctypes.addressof(immortal((c_int64 * len(values))(*values)))
 
-    own = {
+    entries = {
         _NAME: ctypes.addressof(immortal(ctypes.create_string_buffer(name.encode()))),
         _INPUT_COUNT: len(inputs),
         _INPUTS: array([kind for kind, _ in inputs]),
@@ -209,7 +209,7 @@ def custom_op(
     if variadic:
         functions |= dict.fromkeys(_VARIADIC, _one) | {"get_output_characteristic": _variadic}
     op = OrtCustomOp(API_VERSION, **{name: function.address for name, function in functions.items()})
-    op.own[:] = [own[word] for word in range(_OWN, _END)]
+    op.words[:] = [entries[word] for word in range(_FIRST, _END)]
     return immortal(op)
 
 

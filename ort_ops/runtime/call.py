@@ -19,7 +19,7 @@ from onnx_backprop.ort_ops.runtime.scratch import Runtime
 from onnx_backprop.ort_ops.runtime.stages import Call, PlanHead, ort, run_stages
 
 MAX_INPUTS = 10
-MAX_PLANS = 256  # kept per kernel
+MAX_PLANS = 256  # cached per kernel
 MAX_RANK = 64
 MAX_NUMBERS = 64  # of a shape-carrying input
 INPUT_WORDS = 3 + MAX_RANK + MAX_NUMBERS  # element type (0: absent), rank, numbers that follow, dimensions, numbers
@@ -59,13 +59,13 @@ class KernelState(Record):
 
 @dataclass(kw_only=True)
 class Question(Record):
-    """A plan for a key of so many words is asked for. The answer is one and whether it is kept, or a status."""
+    """A plan for a key of so many words is asked for. The answer is one and whether it is cached, or a status."""
 
     state: int
     key: int
     key_words: int
     plan: int
-    kept: int
+    cached: int
     status: int
 
 
@@ -84,18 +84,18 @@ def _find(state, key, words):
     """The plan for a key, moved to the front and with one user more; 0 where there is none."""
     while exchange(state + _LOCK, 1):
         pass
-    before, address, found = 0, state.plans, 0
-    while address and found == 0:
+    before, address, match = 0, state.plans, 0
+    while address and match == 0:
         plan = view(PlanHead, address)
         if plan.key_words == words and _equal(key, address + 8 * plan.key, words):
             if before:
                 view(PlanHead, before).next = plan.next
                 plan.next, state.plans = state.plans, address
             fetch_add(address + _USERS, 1)
-            found = address
+            match = address
         before, address = address, plan.next
     exchange(state + _LOCK, 0)
-    return found
+    return match
 
 
 @inner
@@ -196,23 +196,23 @@ def _compute(state, context):
             return status
     for i in range(count, MAX_INPUTS):  # trailing inputs that the node leaves out
         store_i64(block + _INPUTS_AT, i, 0)
-    found, spare = _find(state, key, words), 0
-    if found == 0:
+    plan, spare = _find(state, key, words), 0
+    if plan == 0:
         question = view(Question, _question())
         question.state, question.key, question.key_words, question.plan, question.status = state, key, words, 0, 0
         call_function(state.prepare, (question,))
-        found = question.plan
-        if found == 0:
+        plan = question.plan
+        if plan == 0:
             return question.status
-        spare = _add(state, view(PlanHead, found)) if question.kept else found
-    if spare and spare != found:
+        spare = _add(state, view(PlanHead, plan)) if question.cached else plan
+    if spare and spare != plan:
         call_function(runtime.free, (spare,))
     call.context, call.api, call.runtime = context, api, state.runtime
-    status = _run(call, view(PlanHead, found))
-    if spare == found:  # for this call only
-        call_function(runtime.free, (found,))
+    status = _run(call, view(PlanHead, plan))
+    if spare == plan:  # for this call only
+        call_function(runtime.free, (plan,))
         return status
-    fetch_add(found + _USERS, -1)
+    fetch_add(plan + _USERS, -1)
     return status
 
 

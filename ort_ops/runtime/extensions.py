@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from typing import Any
 
-from onnx_backprop.opset.functions.native import OPERATORS_VARIABLE, OWN_LIBRARY
+from onnx_backprop.opset.functions.native import OPERATORS_VARIABLE, SEPARATE_LIBRARY
 from onnx_backprop.ort_ops.compiler.objects import SHIPPED
 
 _NAME = "onnxruntime_extensions"
@@ -43,6 +43,6 @@ def get_library_path() -> str:
 
 def native_library() -> str:
     """The library that native operators are in: the same one, or on Windows what a wheel carries (`operators.c`)."""
-    if not OWN_LIBRARY:
+    if not SEPARATE_LIBRARY:
         return get_library_path()
     return os.environ.get(OPERATORS_VARIABLE) or str(SHIPPED / "operators.dll")

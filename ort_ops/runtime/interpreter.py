@@ -66,10 +66,10 @@ def immortal(value: Any) -> Any:
 def interface() -> int:
     """The address of the `Interpreter`, which compiled functions get as `python`."""
     text = immortal(ctypes.create_string_buffer(b"onnx_backprop: a kernel was interrupted"))
-    own = {"raise_waiting": _raise_waiting.address, "interrupted": ctypes.addressof(text)}
-    names = [name for name in layout(Interpreter) if name not in own]
+    addresses = {"raise_waiting": _raise_waiting.address, "interrupted": ctypes.addressof(text)}
+    names = [name for name in layout(Interpreter) if name not in addresses]
     functions = {n: ctypes.cast(getattr(ctypes.pythonapi, n), ctypes.c_void_p).value or 0 for n in names}
-    block = Interpreter(**functions, **own).words()
+    block = Interpreter(**functions, **addresses).words()
     return ctypes.addressof(immortal((ctypes.c_int64 * len(block))(*block)))
 
 

@@ -45,8 +45,8 @@ def _transform(taps: int, *points: Fraction) -> _Transform:
 
     def polynomial(roots: list[Fraction]) -> Row:
         """The coefficients of Π (x - root), and zeros to as many as a tile has cells."""
-        found = [float((-1) ** k * sum(prod(some) for some in combinations(roots, k))) for k in range(len(roots) + 1)]
-        return [*reversed(found), *[0.0] * (edge - 1 - len(roots))]
+        terms = [float((-1) ** k * sum(prod(some) for some in combinations(roots, k))) for k in range(len(roots) + 1)]
+        return [*reversed(terms), *[0.0] * (edge - 1 - len(roots))]
 
     others = [[q for q in finite if q != p] for p in finite]
     factors = [prod(p - q for q in rest) for p, rest in zip(finite, others, strict=True)]

@@ -68,7 +68,7 @@ AHEAD = {("", name, 28) for name in ("Cast", "Mod", "Optional", "OptionalGetElem
 AHEAD |= {("", "Range", 27)}
 # onnx's checker takes no model with it; rules/test_channel_norm.py tests it without the checker
 WITHDRAWN = {("", "GroupNormalization", 18)}
-OF_ONNX = {key for key in registry.RULES if not key[0]}  # rules/test_own_domain.py and test_packed.py test the others
+OF_ONNX = {key for key in registry.RULES if not key[0]}  # rules/test_domain.py and test_packed.py test the others
 
 
 def test_the_table_of_rules_is_complete() -> None:

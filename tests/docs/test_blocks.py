@@ -16,10 +16,12 @@ OF_ADAPTERS = "needs a folder of onnxruntime-genai's builder; tests/onnx_backpro
 # All that is not run; whatever is added here is added on the page too, with its reason.
 NOT_RUN = {
     "CONTRIBUTING.md": ["the rule exists, and a second one for an operator is refused"],
+    "docs/casadi.md": ["needs CasADi; tests/doors/test_casadi.py runs it"],
     "docs/deploy.md": ["needs onnxruntime's headers", "needs .NET"],
     "docs/plugin.md": ["needs a C compiler; tests/plugin runs the command"],
     "docs/devices.md": ["needs the device"],
     "docs/distributed.md": ["needs Slurm; not tried by us", "needs Kubernetes; not tried by us"],
+    "docs/fmi.md": ["needs FMPy; tests/doors/test_fmi.py runs it"] * 2,
     "docs/language_models.md": [PAGE_OF_TEXT, OF_GENAI, *[PAGE_OF_TEXT] * 5],
     "docs/web.md": [OF_ADAPTERS],
     "docs/migrating.md": ["needs onnxruntime-training"],

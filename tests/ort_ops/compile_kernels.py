@@ -27,7 +27,7 @@ def compile_kernel(name: str) -> float:
 
 
 def main() -> None:
-    missing = [name for name, function in exported().items() if not function.kept]
+    missing = [name for name, function in exported().items() if not function.cached]
     with multiprocessing.get_context("spawn").Pool(machine.processors()) as pool:
         seconds = sum(pool.imap_unordered(compile_kernel, missing))
     print(f"{len(missing)} native kernels compiled in {seconds:.0f} s of the processor")

@@ -97,13 +97,13 @@ class Decoder:
         Of the latter the result is an output, perhaps less its oldest positions, and the operand of a product. Beside
         such, and beside GroupQueryAttention, also states, whose axis is None.
         """
-        found = {name: axis for name in self.inputs for axis in self._axis_of(name)}
-        joined = [name for name in found if not self._in_a_slot(name)]
+        pasts = {name: axis for name in self.inputs for axis in self._axis_of(name)}
+        joined = [name for name in pasts if not self._in_a_slot(name)]
         if len(joined) == 1 or self._tokens(()) is None:
-            found = {name: axis for name, axis in found.items() if name not in joined}
-        if found or self.nodes(GROUPED):
-            self.states = self._find_states(found)
-        return found | dict.fromkeys(self.states)
+            pasts = {name: axis for name, axis in pasts.items() if name not in joined}
+        if pasts or self.nodes(GROUPED):
+            self.states = self._find_states(pasts)
+        return pasts | dict.fromkeys(self.states)
 
     def _axis_of(self, name: str) -> list[int | None]:
         """The axis of P of an input, None for a state; nothing where it is no past."""
@@ -140,14 +140,14 @@ class Decoder:
             if type_.elem_type in FLOATS and len(type_.shape.dim) > 1 >= unknown:
                 free[name] = type_
         types = {name: self.declared[name].tensor_type for name in self.outputs if name in self.declared}
-        nodes, found = self.graph.node, dict[str, str]()
+        nodes, pairs = self.graph.node, dict[str, str]()
         leading = {y: ancestors(nodes, [y]) for y, t in types.items() if any(_alike(t, x) for x in free.values())}
         for y in sorted(leading, key=lambda y: len(leading[y])):
             read = {name for n in leading[y] for name in reads(nodes[n])}
-            twins = (n for n in self.inputs if n in free and n in read and _alike(types[y], free[n]) and n not in found)
+            twins = (n for n in self.inputs if n in free and n in read and _alike(types[y], free[n]) and n not in pairs)
             if (name := next(twins, None)) is not None:
-                found[name] = y
-        return found
+                pairs[name] = y
+        return pairs
 
     def _views(self, name: str, axes: list[int]) -> Iterator[tuple[str, list[int], NodeProto, int]]:
         """Who reads an input or a part of it; axes: which of the input each axis of the value is."""
@@ -202,28 +202,28 @@ class Decoder:
 
     def presents(self, pasts: Iterable[str]) -> list[str]:
         """The outputs that hold keys or values."""
-        made = [n.output[i] for n in self.graph.node for i in _PRESENTS.get(_key(n), ()) if i < len(n.output)]
-        made += self._first_presents()
+        candidates = [n.output[i] for n in self.graph.node for i in _PRESENTS.get(_key(n), ()) if i < len(n.output)]
+        candidates += self._first_presents()
         for name in pasts:
             rank = len(self.inputs[name].type.tensor_type.shape.dim)
             for _, axes, node, _ in self._views(name, list(range(rank))):
                 if is_standard(node, "Concat") and self._appends(node, len(axes)):
-                    made.append(node.output[0])
-            made.append(name)
-        found = {y for name in made if name for y in self._becomes(name, ("Slice",))}
-        found.update(self.states.values())
-        return [name for name in self.outputs if name in found]
+                    candidates.append(node.output[0])
+            candidates.append(name)
+        presents = {y for name in candidates if name for y in self._becomes(name, ("Slice",))}
+        presents.update(self.states.values())
+        return [name for name in self.outputs if name in presents]
 
     def _first_presents(self) -> list[str]:
         """The values behind outputs that are called presents, and operands of products: of a decoder without pasts."""
-        found: list[str] = []
+        presents: list[str] = []
         for name in self.outputs:
             value = name
             while (node := self.makers.get(value)) is not None and is_standard(node, *_SAME):
                 value = node.input[0]
             multiplied = any(n is not None and _key(n) in _MULTIPLYING for _, n, _ in self.behind(value, _SPREAD))
-            found += [value] if "present" in name and multiplied else []
-        return found
+            presents += [value] if "present" in name and multiplied else []
+        return presents
 
     def empty(self, pasts: Mapping[str, int | None]) -> None:
         """Take the pasts out of slots and from in front of new keys and values; of states only the former."""
@@ -245,22 +245,22 @@ class Decoder:
 
     def counts(self, given: Collection[str], pasts: Collection[str]) -> tuple[str, dict[str, str]]:
         """The input that holds the tokens, and the integer inputs that follow from it, with what each is."""
-        found: dict[str, str] = {}
+        counts: dict[str, str] = {}
         for name, value in self.inputs.items():
             if value.type.tensor_type.elem_type in _WHOLE and name not in pasts:
                 what, rank = self._use_of(name), len(value.type.tensor_type.shape.dim)
                 if what and rank in _AXES.get(what, (0, 1)):
-                    found[name] = what
-        tokens = self._tokens(found)
+                    counts[name] = what
+        tokens = self._tokens(counts)
         if tokens is None:
             return "", {}
         ids = self.inputs[tokens].type.tensor_type.shape.dim
         for name, value in self.inputs.items():  # rows as those of the tokens, of another length: a mask of P + T
             dims = value.type.tensor_type.shape.dim
-            whole = value.type.tensor_type.elem_type in _WHOLE and len(dims) == 2 and name not in (tokens, *found)
+            whole = value.type.tensor_type.elem_type in _WHOLE and len(dims) == 2 and name not in (tokens, *counts)
             if whole and len(ids) > 1 and dims[0] == ids[0] and dims[1] != ids[1]:
-                found[name] = "mask"
-        return tokens, {name: what for name, what in found.items() if name not in given}
+                counts[name] = "mask"
+        return tokens, {name: what for name, what in counts.items() if name not in given}
 
     def _use_of(self, name: str) -> str | None:
         reached = [(node, index) for _, node, index in self.behind(name, MOVED) if node is not None]

@@ -61,17 +61,17 @@ def restore_detached(proto: ModelProto) -> list[str]:
     operations that differ by a detach alone: it is read under the name of the other too.
     """
     nodes = list(proto.graph.node)
-    said = [next((e.value for e in node.metadata_props if e.key == FX), "") for node in nodes]
+    texts = [next((e.value for e in node.metadata_props if e.key == FX), "") for node in nodes]
     constants = {t.name for t in proto.graph.initializer}
     constants |= {name for node in nodes if node.op_type == "Constant" for name in node.output}
     names = used_names(proto.graph)
     present = {name for node in nodes for name in node.output}
     unsaid: list[str] = []
-    for text in dict.fromkeys(text for text in said if "%detach" in text):
-        group = [node for node, other in zip(nodes, said, strict=True) if other == text]
+    for text in dict.fromkeys(text for text in texts if "%detach" in text):
+        group = [node for node, other in zip(nodes, texts, strict=True) if other == text]
         places = _stopped(group, constants)
         results = {name for node in group for name in node.output}
-        others = [node for node, other in zip(nodes, said, strict=True) if other not in ("", text)]
+        others = [node for node, other in zip(nodes, texts, strict=True) if other not in ("", text)]
         readers = [node for node in others if results.intersection(node.input)]
         named = text[1:].partition(" ")[0]
         if not places or any(_reads_another(node, named, present) for node in readers):

@@ -95,7 +95,9 @@ def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Or
     return scripted | _names_of_folded(proto, scripted) | known
 
 
-def attach(proto: ModelProto, found: Mapping[str, Origin], changes: Mapping[str, Sequence[Any]] = NOTHING) -> None:
+def attach(
+    proto: ModelProto, origins_by_name: Mapping[str, Origin], changes: Mapping[str, Sequence[Any]] = NOTHING
+) -> None:
     """Write what is known of initializers into their metadata, and what was restored into the graph's."""
     for key, entries in changes.items():
         if entries or key == MISSING:
@@ -104,13 +106,13 @@ def attach(proto: ModelProto, found: Mapping[str, Origin], changes: Mapping[str,
             proto.graph.metadata_props.add(key=key, value=json.dumps(entries))
     exported = bool(signature(proto))  # whose parameters and buffers are all named
     for tensor in proto.graph.initializer:
-        origin = found.get(tensor.name, Origin(CONSTANT) if exported and not origin_of(tensor).kind else None)
+        origin = origins_by_name.get(tensor.name, Origin(CONSTANT) if exported and not origin_of(tensor).kind else None)
         if origin is None and not origin_of(tensor).kind:
             continue
-        said = {} if origin is None else {_ORIGIN: origin.kind, _MODULE: origin.name, _PARTS: "\n".join(origin.parts)}
+        stated = {} if origin is None else {_ORIGIN: origin.kind, _MODULE: origin.name, _PARTS: "\n".join(origin.parts)}
         before = {entry.key: entry.value for entry in tensor.metadata_props}  # once each
         assign(tensor.metadata_props, ())
-        for key, value in (before | said).items():
+        for key, value in (before | stated).items():
             if value:
                 tensor.metadata_props.add(key=key, value=value)
 
@@ -118,10 +120,12 @@ def attach(proto: ModelProto, found: Mapping[str, Origin], changes: Mapping[str,
 def origin_of(tensor: TensorProto | ir.Value) -> Origin:
     """What the metadata of an initializer says."""
     if isinstance(tensor, TensorProto):
-        said: Mapping[str, str] = {entry.key: entry.value for entry in reversed(tensor.metadata_props)}
+        props: Mapping[str, str] = {entry.key: entry.value for entry in reversed(tensor.metadata_props)}
     else:
-        said = {} if tensor.const_value is None else tensor.const_value.metadata_props
-    return Origin(said.get(_ORIGIN, ""), said.get(_MODULE, ""), tuple(filter(None, said.get(_PARTS, "").split("\n"))))
+        props = {} if tensor.const_value is None else tensor.const_value.metadata_props
+    return Origin(
+        props.get(_ORIGIN, ""), props.get(_MODULE, ""), tuple(filter(None, props.get(_PARTS, "").split("\n")))
+    )
 
 
 def inherit(new: ir.TensorProtocol, old: ir.TensorProtocol, name: str) -> None:
@@ -188,24 +192,24 @@ def _exported(proto: ModelProto, names: Iterable[str]) -> dict[str, Origin]:
     targets = {entry.target: entry.kind for entry in signature(proto) if entry.target}
     infos = (*proto.graph.input, *proto.graph.value_info)
     values = {v.name: {p.key: p.value for p in v.metadata_props} for v in infos}
-    if not any(KIND in said for said in values.values()):  # another tool has dropped them, or there were none
+    if not any(KIND in props for props in values.values()):  # another tool has dropped them, or there were none
         if not targets:
             return {}
         values |= {name: {KIND: targets[name], **values.get(name, {})} for name in targets}
     return {name: _stated(name, values.get(name, {}), targets) for name in names}
 
 
-def _stated(name: str, said: Mapping[str, str], targets: Mapping[str, str]) -> Origin:
+def _stated(name: str, props: Mapping[str, str], targets: Mapping[str, str]) -> Origin:
     """What is said of a tensor. One that was computed from more than a parameter has parts, until they are known."""
-    kind = said.get(KIND, "")
+    kind = props.get(KIND, "")
     if kind == PARAMETER:
-        return Origin(FROZEN if said.get(REQUIRES_GRAD) == "False" else PARAMETER, name)
+        return Origin(FROZEN if props.get(REQUIRES_GRAD) == "False" else PARAMETER, name)
     if kind:
         return Origin(kind if kind == BUFFER else CONSTANT, name)
     before = next((source for source in (name, name.removesuffix("_bias")) if source in targets), "")
     if before:  # the optimizer has put another tensor in its place, as of a convolution and a BatchNormalization
         return Origin(PARAMETER if targets[before] == PARAMETER else BUFFER, name, (before,))
-    computed_from = _listed(said.get(_FOLDED_FROM, ""))
+    computed_from = _listed(props.get(_FOLDED_FROM, ""))
     sources = {t: targets[t] for t in computed_from if t in targets and not (targets[t] == BUFFER and _INDEX.search(t))}
     parameters = [target for target, kind in sources.items() if kind == PARAMETER]
     if parameters:
@@ -233,7 +237,7 @@ def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[
     """The names in the module of tensors that TorchScript transposed or reshaped, from the node that reads each."""
     readers = uses(sorted(proto.graph.node, key=lambda node: node.op_type == "Identity"))  # which reads for another
     taken = {origin.name for origin in scripted.values()}
-    found: dict[str, Origin] = {}
+    folded: dict[str, Origin] = {}
     for name, origin in scripted.items():
         if origin.kind != FOLDED or not readers[name]:
             continue
@@ -247,8 +251,8 @@ def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[
         if guess in taken:
             guess = f"{module}.{name}"
         taken.add(guess)
-        found[name] = Origin(FOLDED, guess)
-    return found
+        folded[name] = Origin(FOLDED, guess)
+    return folded
 
 
 def _bias_behind(

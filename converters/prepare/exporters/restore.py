@@ -48,7 +48,7 @@ _WEIGHT = re.compile(r"weight(?=[^.]*$)")
 def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> list[str]:
     """Give equal parameters a tensor each and add biases that are zero, in place; the parameters that are not there.
 
-    found: what is known of each initializer; what is new is added to it.
+    origins_by_name: of each initializer; what is new is added to it.
     """
     kinds = {
         entry.target: entry.kind for entry in signature(proto) if entry.kind in (PARAMETER, BUFFER) and entry.target
@@ -185,7 +185,7 @@ class _Restorer:
     """A model, what is known of its initializers, and what its module has that the file has not."""
 
     def __init__(self, proto: ModelProto, origins_by_name: dict[str, Origin], missing: dict[str, str]) -> None:
-        self.graph, self.found, self.missing = proto.graph, origins_by_name, missing
+        self.graph, self.origins, self.missing = proto.graph, origins_by_name, missing
         self.names = used_names(proto.graph)
         self.targets = {entry.input: entry.target for entry in signature(proto) if entry.target}
         self.producers = producers(self.graph.node)
@@ -194,7 +194,7 @@ class _Restorer:
     def separate(self) -> None:
         """A tensor for each parameter or buffer that the exporter merged with an equal one."""
         for tensor in list(self.graph.initializer):
-            origin = self.found.get(tensor.name, Origin())
+            origin = self.origins.get(tensor.name, Origin())
             if len(self.uses[tensor.name]) < 2 or not origin.name or origin.kind == CONSTANT:
                 continue
             uniform = _is_uniform(tensor)
@@ -218,7 +218,7 @@ class _Restorer:
         """
         if node.op_type == "InstanceNormalization" and "group_norm" in operation_of(node):
             return None  # it has a 1 and a 0 for each group; the module's scale and bias, for each channel, come after
-        name, arguments = self.found[tensor].name, arguments_of(node)
+        name, arguments = self.origins[tensor].name, arguments_of(node)
         if uniform and self._is_another(node, index, arguments):
             inside = [other for other in self.missing if owner(other) == module_of(node)]
             return inside[0] if len(inside) == 1 else name
@@ -254,7 +254,7 @@ class _Restorer:
         return self._bias_name(node) if index == 2 and node.op_type in _BIASED else ""
 
     def _bias_name(self, node: NodeProto) -> str:
-        weight = self.found.get(node.input[1], Origin()).name
+        weight = self.origins.get(node.input[1], Origin()).name
         return _WEIGHT.sub("bias", weight) if _WEIGHT.search(weight) else ""
 
     def add_zero_biases(self) -> None:
@@ -279,7 +279,7 @@ class _Restorer:
             zeros = np.zeros([length], helper.tensor_dtype_to_np_dtype(kind))
             tensor = numpy_helper.from_array(zeros, unique(name, self.names))
             self.graph.initializer.append(tensor)
-            self.found[tensor.name] = Origin(self.missing.pop(name), name)
+            self.origins[tensor.name] = Origin(self.missing.pop(name), name)
             del node.input[2:]
             node.input.append(tensor.name)
 
@@ -287,7 +287,7 @@ class _Restorer:
         new = copied(tensor)
         new.name = unique(name, self.names)
         self.graph.initializer.append(new)
-        self.found[new.name] = origin
+        self.origins[new.name] = origin
         for node, index in uses:
             node.input[index] = new.name
 

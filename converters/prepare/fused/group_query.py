@@ -211,8 +211,8 @@ def _rows(op: Composer, x: str, index: str, real: str) -> str:
     row = op.Reshape(attention.arange(op, op.Mul(op.length(x, 0), op.length(x, 1))), op.Shape(x, end=2))
     first = op.Unsqueeze(op.Mul(row, op.length(x, 2)), [2])
     flat = op.Reshape(x, op.joined(-1, op.length(x, 3)))
-    found = op.Gather(flat, op.Add(first, op.Unsqueeze(op.Where(real, index, [0]), [1])))
-    return op.Where(op.Unsqueeze(real, [1, 3]), found, op.number(0.0, found))
+    gathered = op.Gather(flat, op.Add(first, op.Unsqueeze(op.Where(real, index, [0]), [1])))
+    return op.Where(op.Unsqueeze(real, [1, 3]), gathered, op.number(0.0, gathered))
 
 
 def _column(op: Composer, counts: str) -> str:

@@ -63,9 +63,9 @@ class Known:
         if tensor is not None:
             self.learn_tensor(node.output[0], tensor)
             return
-        found = self._inferred(node)
+        inferred = self._inferred(node)
         for name in filter(None, node.output):
-            type_ = found.get(name, TypeProto())
+            type_ = inferred.get(name, TypeProto())
             stated = self._declared.get(name, TypeProto())
             if type_.WhichOneof("value") is None and not stated.HasField("tensor_type"):
                 type_ = stated
@@ -110,12 +110,12 @@ class Known:
             schema = defs.get_schema(node.op_type, self._versions[node.domain], node.domain)
             types = {name: self._types.get(name, TypeProto()) for name in node.input if name}
             data = {name: self._data[name] for name in node.input if name in self._data}
-            found = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=list(self.opsets))
+            outputs = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=list(self.opsets))
         except Exception:  # noqa: BLE001 - onnx raises of several kinds; the whole model is inferred and judged later
             return {}
         if is_standard(node, "Reshape", "Expand"):
-            self._rank_from_length(node, found[node.output[0]])
-        return found
+            self._rank_from_length(node, outputs[node.output[0]])
+        return outputs
 
     def _rank_from_length(self, node: NodeProto, type_: TypeProto) -> None:
         """Reshape has as many axes as its shape has entries, Expand at least those of its data."""

@@ -48,11 +48,11 @@ def _round(op: Composer, q: str, classes: int) -> GraphProto:
     new = p
     for t in range(classes):
         row = op.Gather(q, op.constant(np.array(t)), axis=1)
-        own, slope = (_column(op, value, t) for value in (row, slopes))
-        step = op.Div(op.Sub(level, slope), own)
+        diagonal, slope = (_column(op, value, t) for value in (row, slopes))
+        step = op.Div(op.Sub(level, slope), diagonal)
         scale = op.Add(step, op.number(1.0, q))
         new = op.Div(op.Add(new, op.Mul(step, np.eye(classes, dtype=np.float32)[t])), scale)
-        level = op.Add(level, op.Mul(step, op.Add(op.Mul(step, own), op.Mul(slope, 2.0))))
+        level = op.Add(level, op.Mul(step, op.Add(op.Mul(step, diagonal), op.Mul(slope, 2.0))))
         level = op.Div(op.Div(level, scale), scale)
         slopes = op.Div(op.Add(slopes, op.Mul(step, row)), scale)
     result = op.Where(there, p, new)

@@ -120,8 +120,8 @@ def m_rotary_embedding(op: Composer) -> str:
     chosen = (at == np.arange(3)[:, None]).astype(np.float32).reshape(3, 1, 1, -1)
     tables = []
     for cache in (op.input(2), op.input(3)):
-        found = op.defined_by(op.Gather(cache, ids), 0, "rotation")
-        one = op.ReduceSum(op.Mul(found, op.typed_as(cache, op.constant(chosen))), [0], keepdims=0)
+        gathered = op.defined_by(op.Gather(cache, ids), 0, "rotation")
+        one = op.ReduceSum(op.Mul(gathered, op.typed_as(cache, op.constant(chosen))), [0], keepdims=0)
         tables.append(op.Reshape(one, [-1, at.size]))
     count = op.Squeeze(op.length(tables[0], 0))
     rows = op.Range(op.constant(np.array(0)), count, op.constant(np.array(1)))
@@ -143,11 +143,11 @@ def _step(op: Composer, names: list[str]) -> GraphProto:
     outside, op.nodes = op.nodes, []
     state = op.fresh("state")
     given = {name: op.fresh(name) for name in names}
-    kept = op.Mul(state, given["decay"]) if "decay" in given else state
+    decayed = op.Mul(state, given["decay"]) if "decay" in given else state
     new = given["v"]
     if "beta" in given:
-        new = op.Mul(given["beta"], op.Sub(new, op.MatMul(given["k"], kept)))
-    after = op.Add(kept, op.Mul(op.Transpose(given["k"], perm=[0, 1, 3, 2]), new))
+        new = op.Mul(given["beta"], op.Sub(new, op.MatMul(given["k"], decayed)))
+    after = op.Add(decayed, op.Mul(op.Transpose(given["k"], perm=[0, 1, 3, 2]), new))
     y = op.MatMul(given["q"], after)
     inputs, outputs = (
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names]

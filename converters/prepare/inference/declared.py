@@ -110,12 +110,12 @@ def _follow_inputs(graph: GraphProto, declared: dict[str, TypeProto]) -> bool:
             continue
         for n, name in enumerate(node.output):
             info = known.get(name) or graph.value_info.add(name=name)
-            own, known[name] = info.type.tensor_type, info
-            if name and not own.elem_type:
-                own.elem_type = declared.get(name, TypeProto()).tensor_type.elem_type or source.elem_type
+            type_, known[name] = info.type.tensor_type, info
+            if name and not type_.elem_type:
+                type_.elem_type = declared.get(name, TypeProto()).tensor_type.elem_type or source.elem_type
                 given = True
-            if name and shaped and n == 0 and not own.HasField("shape") and source.HasField("shape"):
-                own.shape.CopyFrom(source.shape)
+            if name and shaped and n == 0 and not type_.HasField("shape") and source.HasField("shape"):
+                type_.shape.CopyFrom(source.shape)
                 given = True
     return given
 
@@ -123,12 +123,12 @@ def _follow_inputs(graph: GraphProto, declared: dict[str, TypeProto]) -> bool:
 def _check_rank(graph: GraphProto, position: int, name: str, rank: int) -> None:
     """x = Reshape(what the node makes, Reshape(its Shape, [rank])), which fails in a run where the rank is another."""
     op = Emitter(name, used_names(graph))
-    made = unique(f"{name}/made", op.taken)
+    unranked = unique(f"{name}/made", op.taken)
     graph.node[position].name = called(graph.node[position])  # which may be the output's name
-    rename(graph.node[position], {name: made})
-    info = graph.value_info.add(name=made)
+    rename(graph.node[position], {name: unranked})
+    info = graph.value_info.add(name=unranked)
     info.CopyFrom(next(v for v in (*graph.value_info, *graph.output) if v.name == name))
-    info.name = made
+    info.name = unranked
     info.type.tensor_type.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(rank))
-    lengths = op.Reshape(op.Shape(made), op.constant([rank]), allowzero=1)
-    insert(graph, position + 1, op.finish({name: op.Reshape(made, lengths, allowzero=1, name="ranked")}))
+    lengths = op.Reshape(op.Shape(unranked), op.constant([rank]), allowzero=1)
+    insert(graph, position + 1, op.finish({name: op.Reshape(unranked, lengths, allowzero=1, name="ranked")}))

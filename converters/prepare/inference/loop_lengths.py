@@ -89,17 +89,17 @@ def _narrow(
             states[key] = initial
         return
     assumed = states[key]
-    made = _dims(Scope(body, scope), body.output[m + 1].name)
-    if assumed is None or initial is None or made is None:
+    dims = _dims(Scope(body, scope), body.output[m + 1].name)
+    if assumed is None or initial is None or dims is None:
         states[key] = None
         return
-    if len(made) != len(assumed) or any(isinstance(a, int) and isinstance(b, int) and a != b
-                                        for a, b in zip(assumed, made, strict=True)):  # fmt: skip
-        before, behind = _shape_text(assumed), _shape_text(made)
+    if len(dims) != len(assumed) or any(isinstance(a, int) and isinstance(b, int) and a != b
+                                        for a, b in zip(assumed, dims, strict=True)):  # fmt: skip
+        before, behind = _shape_text(assumed), _shape_text(dims)
         name = body.input[m + _COUNTERS].name
         changes.setdefault(m, f"{name!r} has the shape {before} before a step and {behind} behind it")
-    same = len(made) == len(assumed) == len(initial)
-    lengths = zip(assumed, made, initial, strict=True) if same else ()
+    same = len(dims) == len(assumed) == len(initial)
+    lengths = zip(assumed, dims, initial, strict=True) if same else ()
     states[key] = tuple(a if a == b == c else None for a, b, c in lengths) if same else None
 
 

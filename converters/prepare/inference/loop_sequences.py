@@ -28,7 +28,7 @@ def loose_sequences(_: ModelProto) -> Correct:
 
 def _corrected(inferred: ModelProto) -> ModelProto | None:
     graphs = list(_with_types(inferred.graph, {}))
-    found = [
+    sequences = [
         (graph, node, n, types[name].sequence_type.elem_type.tensor_type)
         for graph, types in graphs
         for node in graph.node
@@ -36,10 +36,10 @@ def _corrected(inferred: ModelProto) -> ModelProto | None:
         for n, name in enumerate(node.input[_COUNTERS:], _COUNTERS)
         if name in types and types[name].sequence_type.elem_type.tensor_type.HasField("shape")
     ]
-    if not found:
+    if not sequences:
         return None
     reserved = used_names(inferred.graph)
-    for graph, node, n, element in found:
+    for graph, node, n, element in sequences:
         _exchange(graph, node, n, element, reserved)
     for graph, _ in graphs:
         for value in (*graph.value_info, *graph.output):

@@ -41,12 +41,12 @@ def _once(proto: ModelProto, shapes: Mapping[str, tuple[Dim, ...]]) -> ModelProt
     known -= {v.name for v in graph.input}
     ends = {v.name for v in graph.output}
     nodes: list[NodeProto] = []
-    made: dict[str, np.ndarray] = {}
+    constants: dict[str, np.ndarray] = {}
     for node in graph.node:
         if not ends.isdisjoint(node.output):
             continue
         if node in SHAPE and (lengths := _lengths(node, shapes)) is not None:
-            made[node.output[0]] = lengths
+            constants[node.output[0]] = lengths
             known.update(node.output)
             continue
         constant = node.op_type == "Constant" or (node.input and known.issuperset(filter(None, node.input)))
@@ -61,27 +61,27 @@ def _once(proto: ModelProto, shapes: Mapping[str, tuple[Dim, ...]]) -> ModelProt
             nodes.append(node)
             known.update(node.output)
     names = [name for node in nodes if node.op_type != "Constant" for name in node.output if name]
-    if not names and not made:
+    if not names and not constants:
         return None
     read = {name for node in nodes for name in node.input}
     part = helper.make_graph(
         nodes, "folded", [], [helper.make_tensor_value_info(name, types[name].elem_type, None) for name in names]
     )
     part.initializer.extend(t for t in graph.initializer if t.name in read)
-    part.initializer.extend(numpy_helper.from_array(value, name) for name, value in made.items())
+    part.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     try:
         with np.errstate(all="ignore"):  # of a mean over nothing, which runs all the same
             values = ReferenceEvaluator(helper.make_model(part, opset_imports=proto.opset_import)).run(None, {})
     except Exception:  # noqa: BLE001 - it lacks operators; the nodes stay as they are
         values, names = [], []
-    made |= dict(zip(names, map(np.asarray, values), strict=True))
-    if not made:
+    constants |= dict(zip(names, map(np.asarray, values), strict=True))
+    if not constants:
         return None
     result = copied(proto)
-    kept = [copied(n) for n in result.graph.node if made.keys().isdisjoint(n.output)]
+    kept = [copied(n) for n in result.graph.node if constants.keys().isdisjoint(n.output)]
     assign(result.graph.node, kept)
-    assign(result.graph.value_info, [copied(v) for v in result.graph.value_info if v.name not in made])
-    result.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in made.items())
+    assign(result.graph.value_info, [copied(v) for v in result.graph.value_info if v.name not in constants])
+    result.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     return result
 
 

@@ -102,10 +102,10 @@ class Search:
             self.trials += 1
             look = _Look(self, infer(proto), decided)
             self.unknown.clear()
-            found = look.first()
-            if found is None:
+            choice = look.first()
+            if choice is None:
                 return proto
-            node, edits, guess = found
+            node, edits, guess = choice
             if self.trials > _TRIALS:
                 raise look.refusal(node, "there are too many shapes that it may be in")
             first: UnsupportedError | None = None
@@ -164,9 +164,9 @@ class _Look:
                 continue
             if any(n.op_type in _SHAPED for graph in subgraphs(node) for n in all_nodes(graph.node)):
                 raise self.refusal(node, "there are shapes inside its branches or its body, which are not rewritten")
-            found = self._needed(node, rows)
-            if found is not None:
-                return node, *found
+            needed = self._needed(node, rows)
+            if needed is not None:
+                return node, *needed
             self._check(node, rows)
             inner = max(self.inner.get(name, 1) for name in rows)
             for output in filter(None, node.output):
@@ -304,9 +304,9 @@ class _Look:
         others = [n for n in range(sizes.size) if n != axis]
 
         def edit(proto: ModelProto) -> None:
-            own = _same(proto, node)
-            own.input[3] = _constant(proto, f"{node.output[0]}/sizes", [int(sizes[n]) for n in others])
-            own.attribute.append(helper.make_attribute("axes", others))
+            twin = _same(proto, node)
+            twin.input[3] = _constant(proto, f"{node.output[0]}/sizes", [int(sizes[n]) for n in others])
+            twin.attribute.append(helper.make_attribute("axes", others))
 
         return [edit], []
 
@@ -327,17 +327,17 @@ class _Look:
                 raise self.refusal(node, f"its input {node.input[n]!r} holds another row for each of {self.old}")
 
         def edit(proto: ModelProto) -> None:
-            graph, own = proto.graph, _same(proto, node)
-            op = Emitter(own.output[0], used_names(graph))
-            place = list(graph.node).index(own)
+            graph, twin = proto.graph, _same(proto, node)
+            op = Emitter(twin.output[0], used_names(graph))
+            place = list(graph.node).index(twin)
             name, at = self.search.places[0]
             rows = op.Shape(name, start=at, end=at + 1)
             for n in inputs:
                 shape = [1 if isinstance(d, str) or d is None else d for d in self.before[node.input[n]]]
                 value = op.Gather(node.input[n], op.constant([0]), axis=axis) if self.old > 1 else node.input[n]
                 first, last = (op.constant(lengths, np.int64) for lengths in (shape[:axis], shape[axis + 1 :]))
-                own.input[n] = op.Expand(value, op.Concat(first, rows, last, axis=0))
-                self.before[own.input[n]] = self.before[node.input[n]]
+                twin.input[n] = op.Expand(value, op.Concat(first, rows, last, axis=0))
+                self.before[twin.input[n]] = self.before[node.input[n]]
             for added in op.nodes:
                 self.before.setdefault(added.output[0], ())  # nothing is to be checked
             insert(graph, place, op.nodes)

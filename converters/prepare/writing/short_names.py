@@ -8,15 +8,15 @@ from onnx import GraphProto, ModelProto, NodeProto
 from onnx_backprop.opset.graphs.names import named_after, used_names
 
 
-def shorten_names(model: ModelProto, own: Collection[str]) -> ModelProto:
-    """The model, changed: its values and nodes whose names are not its `own` have short ones.
+def shorten_names(model: ModelProto, original: Collection[str]) -> ModelProto:
+    """The model, changed: its values and nodes whose names are not among `original` have short ones.
 
     Inputs, outputs and initializers of the graph keep theirs. Any other value is called by a number, `_12`. A node
     keeps what it was named after, which errors tell, with a number for its operator: `p_grad/Mul_2` becomes
     `p_grad/2`. A Constant, which cannot fail, has no name.
     """
     graph = model.graph
-    kept = {*own, *(v.name for v in (*graph.input, *graph.output, *graph.initializer)), ""}
+    kept = {*original, *(v.name for v in (*graph.input, *graph.output, *graph.initializer)), ""}
     _Shortened(kept, used_names(graph)).rename(graph)
     return model
 

@@ -124,19 +124,19 @@ class _Back:
         slices = [n for n, (_, part) in enumerate(steps.sliced) if part in grads]
         picks = [pick for pick in plan.picks if pick in grads]
         copied = set(steps.nodes)
-        made = [
+        produced = [
             (grads.get(s := steps.before[i]) or inner.zeros_like(state), s)
             for i, state in zip(plan.carried, states, strict=True)
         ]
-        made += [(self._sum(total, grads[c]), total) for total, c in zip(sums, summed, strict=True)]
-        made += [(grads[part], part) for part in (steps.sliced[n][1] for n in slices)]
-        made += [(v, v) for pick in picks for v in (plan.picks[pick].rows, inner.like(grads[pick], pick))]
+        produced += [(self._sum(total, grads[c]), total) for total, c in zip(sums, summed, strict=True)]
+        produced += [(grads[part], part) for part in (steps.sliced[n][1] for n in slices)]
+        produced += [(v, v) for pick in picks for v in (plan.picks[pick].rows, inner.like(grads[pick], pick))]
         emitted = set(inner.nodes)
         outputs: list[ir.Value] = []
-        for value, like in made:
+        for value, like in produced:
             node = value.producer()
-            own = node in emitted and node not in copied and value not in outputs
-            outputs.append(inner.like(value if own else inner.Identity(value), like))
+            fresh = node in emitted and node not in copied and value not in outputs
+            outputs.append(inner.like(value if fresh else inner.Identity(value), like))
         prune_and_name(Expansion(steps.nodes, []), inner, self.node, list(inner.nodes), outputs)
         drop_unread(inner.nodes, outputs)
 
@@ -153,14 +153,14 @@ class _Back:
         results = self._scan(carried, along, outputs, ends) if steps.is_scan else self._loop(carried, along, outputs)
 
         targets = [*(steps.initial[i] for i in plan.carried), *summed, *(steps.sliced[n][0] for n in slices)]
-        found = [(x, self._like(dx, x)) for x, dx in zip(targets, results, strict=False)]
+        pairs = [(x, self._like(dx, x)) for x, dx in zip(targets, results, strict=False)]
         picked = results[len(targets) :]
         for pick, index, g in zip(picks, picked[::2], picked[1::2], strict=True):
             source = plan.picks[pick].source
-            found.append((source, _rows_back(op, source, index, g)))
-        found += [(steps.initial[i], dy) for i in plan.unchanged if (dy := self.dys[i]) is not None]
+            pairs.append((source, _rows_back(op, source, index, g)))
+        pairs += [(steps.initial[i], dy) for i in plan.unchanged if (dy := self.dys[i]) is not None]
         left = [x for n, (x, part) in enumerate(steps.sliced) if part in plan.start and n not in slices]
-        return found + [(x, op.zeros_like(x)) for x in left]
+        return pairs + [(x, op.zeros_like(x)) for x in left]
 
     def _final(self, i: int) -> ir.Value:
         """The last value of a state; where the node leaves it out, the first, which has its shape."""

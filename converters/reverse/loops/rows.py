@@ -170,10 +170,10 @@ def _added(inner: Builder, before: Builder, c: ir.Value, g: ir.Value) -> tuple[i
     shape, dtype = dims(c) or (), _wide(c)
     total = ir.Value(name=inner.unique(f"{inner.prefix}/sum"), type=ir.TensorType(dtype))
     start = before.constant(np.zeros([1] * len(shape), dtype.numpy()))
-    made = g.producer()
-    if made is not None and is_standard(made, "Gemm") and len(made.inputs) == 2 and len(shape) == 2 and not g.uses():
-        made.resize_inputs(3)  # the product adds itself up
-        made.replace_input_with(2, total)
+    node = g.producer()
+    if node is not None and is_standard(node, "Gemm") and len(node.inputs) == 2 and len(shape) == 2 and not g.uses():
+        node.resize_inputs(3)  # the product adds itself up
+        node.replace_input_with(2, total)
         return total, g, start
     new = inner.Add(total, g if g.dtype == dtype else inner.Cast(g, to=dtype))
     return total, new, start

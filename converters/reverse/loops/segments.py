@@ -112,8 +112,8 @@ class _Segments:
         base = inner.Mul(n, self.length)
         places = inner.Add(inner.constant(np.arange(self.length)), base)
         taken = [inner.Gather(x, places) for x in rows]
-        after, made = self._run(inner, inner.constant(np.array(self.length)), base, before, taken)
-        return self._loop(self.op, inner, count, initial, [n, go, *before], [go, *after, *made])
+        after, stacked = self._run(inner, inner.constant(np.array(self.length)), base, before, taken)
+        return self._loop(self.op, inner, count, initial, [n, go, *before], [go, *after, *stacked])
 
     def _run(
         self, op: Builder, count: ir.Value, base: ir.Value, initial: Sequence[ir.Value], rows: Sequence[ir.Value]
@@ -133,9 +133,9 @@ class _Segments:
         for old, value in replaced.items():
             old.replace_all_uses_with(value)
         inner.nodes += copy.nodes
-        made = [copy.after[i] for i in self.states] + [copy.stacked[j][1] for j in self.stacked]
-        made = [replaced.get(value, value) for value in made]
-        return self._loop(op, inner, count, initial, [n, go, *before], [go, *made])
+        outputs = [copy.after[i] for i in self.states] + [copy.stacked[j][1] for j in self.stacked]
+        outputs = [replaced.get(value, value) for value in outputs]
+        return self._loop(op, inner, count, initial, [n, go, *before], [go, *outputs])
 
     def _loop(
         self,
@@ -144,12 +144,12 @@ class _Segments:
         count: ir.Value,
         initial: Sequence[ir.Value],
         given: Sequence[ir.Value],
-        made: Sequence[ir.Value],
+        produced: Sequence[ir.Value],
     ) -> tuple[list[ir.Value], list[ir.Value]]:
-        outputs = [inner.typed(inner.Identity(value), value) for value in made]
+        outputs = [inner.typed(inner.Identity(value), value) for value in produced]
         body = ir.Graph(given, outputs, nodes=inner.nodes, name=inner.unique(f"{inner.prefix}/body"))
         results = list(
-            op.emit("Loop", [count, op.constant(np.array(True)), *initial], {"body": body}, outputs=len(made) - 1)
+            op.emit("Loop", [count, op.constant(np.array(True)), *initial], {"body": body}, outputs=len(produced) - 1)
         )
         op.nodes[-1].metadata_props[_SEGMENT] = ""
         for n, (result, value) in enumerate(zip(results, outputs[1:], strict=True)):

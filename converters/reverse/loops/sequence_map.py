@@ -12,8 +12,8 @@ def map_as_loop(node: ir.Node) -> Expansion:
     """y_k = body(x_k, …) for every k: each sequence gives its k-th element, a tensor itself."""
     inputs = [x for x in node.inputs if x is not None]
     body, given = graph_copy(node.attributes["body"].as_graph())
-    made = [y for y in body.outputs if y is not None]
-    if len(given) != len(inputs) or len(made) != len(node.outputs) or not inputs:
+    elements = [y for y in body.outputs if y is not None]
+    if len(given) != len(inputs) or len(elements) != len(node.outputs) or not inputs:
         raise InvalidModelError("its body has other inputs or outputs", op_type=node.op_type, node=str(node.name))
     k, go = _value("k", ir.TensorType(ir.DataType.INT64), []), _value("go", ir.TensorType(ir.DataType.BOOL), [])
     taken: list[ir.Node] = []
@@ -23,18 +23,18 @@ def map_as_loop(node: ir.Node) -> Expansion:
             part.replace_all_uses_with(taken[-1].outputs[0])
         else:
             part.replace_all_uses_with(x)
-        made = [(taken[-1].outputs[0] if is_sequence(x) else x) if y is part else y for y in made]
-    types = [sequence_type(element_type(y)) for y in made]
+        elements = [(taken[-1].outputs[0] if is_sequence(x) else x) if y is part else y for y in elements]
+    types = [sequence_type(element_type(y)) for y in elements]
     before = [_value("before", type_) for type_ in types]
     on = _node("Identity", [go], go.type, go.shape)
-    after = [_node("SequenceInsert", [s, y], s.type) for s, y in zip(before, made, strict=True)]
+    after = [_node("SequenceInsert", [s, y], s.type) for s, y in zip(before, elements, strict=True)]
     nodes = [on, *taken, *body.nodes, *after]
     results = [n.outputs[0] for n in (on, *after)]
     graph = ir.Graph([k, go, *before], results, nodes=nodes, name="map")
     count = _node("SequenceLength", [inputs[0]], ir.TensorType(ir.DataType.INT64), ir.Shape([]))
     empty = [_node("SequenceEmpty", [], type_, dtype=type_.dtype.value) for type_ in types]
     states = [n.outputs[0] for n in empty]
-    loop = ir.node("Loop", [count.outputs[0], None, *states], {"body": graph}, num_outputs=len(made))
+    loop = ir.node("Loop", [count.outputs[0], None, *states], {"body": graph}, num_outputs=len(elements))
     for y, type_, like in zip(loop.outputs, types, node.outputs, strict=True):
         y.name, y.type = f"{like.name}/mapped", type_
     return Expansion([count, *empty, loop], list(loop.outputs))

@@ -35,13 +35,13 @@ def states_at(node: ir.Node, states: Sequence[int], count: ir.Value, op: Builder
 
 def _deciding(steps: Steps, states: Sequence[int]) -> list[int]:
     """These states, and those that steps make them of."""
-    found = set(states)
+    deciding = set(states)
     while True:
-        needed = {steps.after[i] for i in found}
+        needed = {steps.after[i] for i in deciding}
         for node in reversed(steps.nodes):
             if not needed.isdisjoint(node.outputs):
                 needed |= values_read(node)
-        more = {i for i, value in enumerate(steps.before) if value in needed} - found
+        more = {i for i, value in enumerate(steps.before) if value in needed} - deciding
         if not more:
-            return sorted(found)
-        found |= more
+            return sorted(deciding)
+        deciding |= more

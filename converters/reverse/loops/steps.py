@@ -52,8 +52,8 @@ class Steps:
     @property
     def initial(self) -> list[ir.Value]:
         """The states before the first step, outside."""
-        found = self.node.inputs[self.counters : self.counters + self.count]
-        return [value for value in found if value is not None]
+        values = self.node.inputs[self.counters : self.counters + self.count]
+        return [value for value in values if value is not None]
 
     @property
     def final(self) -> list[ir.Value]:
@@ -85,14 +85,14 @@ class Steps:
 
     def ways(self, of: str, count: int) -> list[tuple[int, int]]:
         """The axis and the direction of every scan "input" or "output"."""
-        found: list[list[int]] = []
+        columns: list[list[int]] = []
         for what in ("axes", "directions"):
             attribute = self.node.attributes.get(f"scan_{of}_{what}")
-            found.append([0] * count if attribute is None else list(attribute.as_ints()))
-            if len(found[-1]) != count:
+            columns.append([0] * count if attribute is None else list(attribute.as_ints()))
+            if len(columns[-1]) != count:
                 message = f"attribute scan_{of}_{what}: expected {count} numbers"
                 raise InvalidModelError(message, op_type=self.node.op_type, node=label(self.node))
-        return list(zip(*found, strict=True))
+        return list(zip(*columns, strict=True))
 
     def started(self, read: set[ir.Value], active: Active) -> set[ir.Value]:
         """What a step is given that depends on values outside; `active`: what lies between two sets of values."""
@@ -148,12 +148,12 @@ def body_of(node: ir.Node) -> ir.Graph:
 def _checked(steps: Steps) -> Steps:
     node = steps.node
     sliced = max(len(node.inputs) - steps.counters - steps.count, 0)
-    given, made = steps.counters + steps.count + sliced, len(node.outputs) + steps.counters // 2
+    given, outputs = steps.counters + steps.count + sliced, len(node.outputs) + steps.counters // 2
     scanned = node.attributes["num_scan_inputs"].as_int() if steps.is_scan else 0
     if scanned not in range(steps.is_scan, len(node.inputs) + 1):
         message = f"attribute num_scan_inputs: expected 1 to {len(node.inputs)}, got {scanned}"
         raise InvalidModelError(message, op_type=node.op_type, node=label(node))
-    if len(steps.body_inputs) != given or len(steps.body_outputs) != made:
+    if len(steps.body_inputs) != given or len(steps.body_outputs) != outputs:
         raise InvalidModelError(
             f"a body of {len(steps.body_inputs)} inputs and {len(steps.body_outputs)} outputs does not fit a node of "
             f"{len(node.inputs)} inputs, {sliced} of them to scan, and {len(node.outputs)} outputs",

@@ -55,20 +55,24 @@ def shaped_like(made: Derivative) -> dict[str, list[str]]:
     return shapes
 
 
-def record(model: ir.Model, made: Derivative) -> None:
+def record(model: ir.Model, derivative: Derivative) -> None:
     """Note a derivative in a model's metadata, behind those that it has already."""
     before = _read(model.metadata_props.get(METADATA, ""))
-    said = [{field: value for field, value in vars(one).items() if value is not False} for one in (*before, made)]
-    model.metadata_props[METADATA] = json.dumps(said, separators=(",", ":"))
+    entries = [
+        {field: value for field, value in vars(one).items() if value is not False} for one in (*before, derivative)
+    ]
+    model.metadata_props[METADATA] = json.dumps(entries, separators=(",", ":"))
 
 
 def _read(text: str) -> list[Derivative]:
     """What the metadata holds; a file of a stranger may say anything, and what is no derivative is passed over."""
     try:
-        found = [Derivative(**entry) for entry in json.loads(text or "[]")]
+        entries = [Derivative(**entry) for entry in json.loads(text or "[]")]
     except (ValueError, TypeError, RecursionError):
         return []
-    return [one for one in found if one.mode in MODES and isinstance(one.seeds, dict) and isinstance(one.results, dict)]
+    return [
+        one for one in entries if one.mode in MODES and isinstance(one.seeds, dict) and isinstance(one.results, dict)
+    ]
 
 
 def _names(tree: Mapping[str, Any]) -> list[str]:

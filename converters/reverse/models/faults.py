@@ -110,9 +110,9 @@ def _rewrite_product(graph: ir.Graph, node: ir.Node, op: Builder, names: set[str
         return
     wide = ir.DataType.FLOAT if half else y.dtype or ir.DataType.FLOAT
     for n, value in enumerate((a, b)):
-        found = _batch_transpose(value)
-        if found is not None:
-            node.replace_input_with(n, op.Transpose(op.Cast(found[0], to=wide), perm=found[1]))
+        transposed = _batch_transpose(value)
+        if transposed is not None:
+            node.replace_input_with(n, op.Transpose(op.Cast(transposed[0], to=wide), perm=transposed[1]))
         elif value.dtype != wide:
             node.replace_input_with(n, op.Cast(value, to=wide))
     graph.insert_before(node, op.nodes)

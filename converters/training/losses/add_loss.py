@@ -62,10 +62,10 @@ class _Outputs(dict[str, ir.Value]):
         self._graph = graph
 
     def __missing__(self, name: str) -> ir.Value:
-        found = next((v for node in self._graph for v in node.outputs if v.name == name and v.name), None)
-        if found is None:
+        value = next((v for node in self._graph for v in node.outputs if v.name == name and v.name), None)
+        if value is None:
             raise KeyError(name)
-        return found
+        return value
 
 
 def _called(op: LossBuilder, loss: LossFunction, graph: ir.Graph) -> ir.Value:

@@ -80,19 +80,19 @@ class LossBuilder(Builder):
         """
         plain = loss.target is None or role not in loss.roles[:1]
         name = (role if self.single else f"{prediction.name}_{role}") if plain else str(loss.target)
-        found = self._targets.get(name) or (None if plain else self._model_inputs.get(name))
+        target = self._targets.get(name) or (None if plain else self._model_inputs.get(name))
         wanted = dtype or prediction.dtype
         self.compared.append({"target": name, "prediction": prediction.name, "loss": loss.name, "takes": loss.takes()})
-        if found is None:
-            found = self._targets[name] = self.input(name, dtype=wanted, shape=shape)
-        elif found.dtype != wanted or not _may_be_equal(dims(found), shape):
+        if target is None:
+            target = self._targets[name] = self.input(name, dtype=wanted, shape=shape)
+        elif target.dtype != wanted or not _may_be_equal(dims(target), shape):
             assert wanted is not None
             raise InvalidArgumentError(
                 f"loss: {loss.name} expects {name!r} of type {wanted.name} and shape {describe(shape)}, and it is of "
-                f"type {type_name(found)} and shape {describe(dims(found) or ())}. "
+                f"type {type_name(target)} and shape {describe(dims(target) or ())}. "
                 f"Give the loss a target of its own: target='another name'"
             )
-        return found
+        return target
 
 
 def _number(what: str, value: Any, *, whole: bool) -> float:

@@ -66,8 +66,8 @@ def check_loss(loss: AnyLoss, known: Mapping[str, type[Loss] | LossFunction]) ->
             load_extensions()
         if loss not in known:
             raise _unknown(loss, known)
-        found = known[loss]
-        return found() if isinstance(found, type) else found
+        entry = known[loss]
+        return entry() if isinstance(entry, type) else entry
     if isinstance(loss, Mapping):
         total = _of_outputs(loss, known)
         ((factor, term), *rest) = total.terms

@@ -76,8 +76,8 @@ class KLDivergence(Loss):
             elements = op.Mul(op.Exp(t), op.Sub(t, y))
         else:
             some = op.Greater(t, 0.0)
-            own = op.Where(some, op.Mul(t, op.Log(op.Where(some, t, 1.0))), 0.0)
-            elements = op.Sub(own, op.Mul(t, y))
+            entropy = op.Where(some, op.Mul(t, op.Log(op.Where(some, t, 1.0))), 0.0)
+            elements = op.Sub(entropy, op.Mul(t, y))
         shaped_as(op, start, t)
         if self.reduction != "batchmean":
             return self.reduced(op, elements, t)

@@ -186,18 +186,18 @@ def emit_blocks(
     total = _argument(inner, "total", ir.DataType.DOUBLE)
     place = inner.Add(inner.Mul(n, each), inner.Range(0, each, 1))
     at = inner.Gather(places, inner.Min(place, number))
-    made: dict[ir.Value, ir.Value] = dict(parameters)
+    copies: dict[ir.Value, ir.Value] = dict(parameters)
     for x, flat in outer.items():
-        made[x] = inner.Gather(flat, at)
-        made[x].shape = ir.Shape((None, (dims(x) or (None,))[-1]))
+        copies[x] = inner.Gather(flat, at)
+        copies[x].shape = ir.Shape((None, (dims(x) or (None,))[-1]))
     for node in head.nodes:
-        made[node.outputs[0]] = _emitted(inner, node, made, classes)
-    z = made[logits]
+        copies[node.outputs[0]] = _emitted(inner, node, copies, classes)
+    z = copies[logits]
     counts = inner.Cast(inner.Less(place, number), to=element_type(z))
     noted = {}
     if weights is not None:
-        own = inner.Gather(weights, at)
-        counts, noted = inner.Mul(counts, own), {"weights": own}
+        row_weights = inner.Gather(weights, at)
+        counts, noted = inner.Mul(counts, row_weights), {"weights": row_weights}
     w = inner.Unsqueeze(counts, [1])
     t = inner.Unsqueeze(inner.Gather(labels, at), [1])
     loss, values = row_losses(inner, z, t, classes, smoothing, z_loss)
@@ -220,14 +220,14 @@ def _argument(op: Builder, name: str, dtype: ir.DataType) -> ir.Value:
 
 def _parameters(op: Builder, head: Head) -> dict[ir.Value, ir.Value]:
     """What all rows read, in float32 where it is of half precision, without axes of length 1 in front."""
-    found: dict[ir.Value, ir.Value] = {}
+    result: dict[ir.Value, ir.Value] = {}
     inside = {y for node in head.nodes for y in node.outputs}
     for node in head.nodes:
         for n, x in enumerate(node.inputs):
-            if x is None or x in inside or x in found or (n == 0 and x in head.rows) or is_standard(node, "Reshape"):
+            if x is None or x in inside or x in result or (n == 0 and x in head.rows) or is_standard(node, "Reshape"):
                 continue
             if _is_packed(node):
-                found[x] = x
+                result[x] = x
                 continue
             shape, matrix = dims(x) or (), n == 1 and _is_product(node, len(dims(node.outputs[0]) or ()))
             source = _turned(x) if matrix else None
@@ -235,8 +235,8 @@ def _parameters(op: Builder, head: Head) -> dict[ir.Value, ir.Value]:
             if not matrix and len(shape) > 1:
                 value = op.Reshape(value, [-1])
                 value.shape = ir.Shape(shape[-1:])
-            found[x] = value
-    return found
+            result[x] = value
+    return result
 
 
 def _turned(x: ir.Value) -> ir.Value | None:
@@ -248,9 +248,9 @@ def _turned(x: ir.Value) -> ir.Value | None:
     return node.inputs[0] if perm is None or list(perm.as_ints()) == [1, 0] else None
 
 
-def _emitted(op: Builder, node: ir.Node, made: dict[ir.Value, ir.Value], classes: int) -> ir.Value:
+def _emitted(op: Builder, node: ir.Node, copies: dict[ir.Value, ir.Value], classes: int) -> ir.Value:
     """The same for a block of rows. Products are Gemms, whose gradients transpose nothing."""
-    inputs = [None if x is None else made.get(x) for x in node.inputs]
+    inputs = [None if x is None else copies.get(x) for x in node.inputs]
     if is_standard(node, "Identity", "Reshape", "Cast"):  # rows stay rows, and all is of one type
         assert inputs[0] is not None
         return inputs[0]

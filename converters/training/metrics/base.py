@@ -94,19 +94,19 @@ class Read:
 
         A label below 0 is sent to where there is no class, so that it fails the run where it is used as an index.
         """
-        t, kept, rank = self.t, None, len(dims(self.t) or ())
+        t, mask, rank = self.t, None, len(dims(self.t) or ())
         if self.about.shift:
             t = op.Slice(t, [1], [np.iinfo(np.int64).max], [rank - 1])
         t = op.Cast(op.Reshape(t, [-1]), to=ir.DataType.INT64)
         if self.about.ignored is not None:
-            kept = op.Not(op.Equal(t, self.about.ignored))
+            mask = op.Not(op.Equal(t, self.about.ignored))
         if self.weights is not None:
             weights = self.weights
             if self.about.shift:
                 weights = op.Slice(weights, [1], [np.iinfo(np.int64).max], [rank - 1])
             counts = op.Not(op.Equal(double(op, op.Reshape(weights, [-1])), 0.0))
-            kept = counts if kept is None else op.And(kept, counts)
-        return op.Where(op.Less(t, 0), NOWHERE, t), kept
+            mask = counts if mask is None else op.And(mask, counts)
+        return op.Where(op.Less(t, 0), NOWHERE, t), mask
 
     def chosen(self, op: Builder) -> ir.Value:
         """The class with the highest score of every position, (M), the first of equal ones."""
@@ -222,11 +222,11 @@ def size(op: Builder, value: ir.Value) -> ir.Value:
     return op.Size(value)
 
 
-def histogram(op: Builder, places: ir.Value, length: ir.Value, kept: ir.Value | None) -> ir.Value:
+def histogram(op: Builder, places: ir.Value, length: ir.Value, mask: ir.Value | None) -> ir.Value:
     """How often each place 0 … length - 1 is among those that are kept, (length), int64; others fail the run."""
     places = op.Where(op.Less(places, length), places, NOWHERE)
-    if kept is not None:
-        places = op.Where(kept, places, length)  # the place behind the last, which is cut off
+    if mask is not None:
+        places = op.Where(mask, places, length)  # the place behind the last, which is cut off
     ones = op.filled(op.Shape(places), 1)
     zeros = op.filled(op.Reshape(op.Add(length, 1), [1]), 0)
     counts = op.ScatterElements(zeros, places, ones, axis=0, reduction="add")

@@ -74,14 +74,14 @@ class Function(Metric):
             return {"output": read.y, "target": read.t}
         if not read.classes:
             return self._of_yes_and_no(op, read)
-        labels, kept = read.labels(op)
+        labels, mask = read.labels(op)
         if self.form == "classes":
             output = read.chosen(op)
         else:
             takes, output = read.about.takes, read.rows(op)
             output = op.Softmax(output, axis=-1) if takes == "logits" else output
             output = op.Exp(output) if takes == "log_probabilities" else output
-        return {"output": output, "target": labels} | ({} if kept is None else {"kept": kept})
+        return {"output": output, "target": labels} | ({} if mask is None else {"kept": mask})
 
     def _of_yes_and_no(self, op: Builder, read: Read) -> dict[str, ir.Value]:
         yes, true = (op.Cast(op.Reshape(x, [-1]), to=ir.DataType.INT64) for x in read.decided(op, None))
@@ -100,8 +100,8 @@ class Function(Metric):
     def value(self, sums: Sums) -> Number:
         output, target = (self._joined(sums, what) for what in ("output", "target"))
         if "kept" in sums:
-            kept = self._joined(sums, "kept")
-            output, target = output[kept], target[kept]
+            mask = self._joined(sums, "kept")
+            output, target = output[mask], target[mask]
         try:
             return _number(self._computed(output, target))
         except InvalidArgumentError:

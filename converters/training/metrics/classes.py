@@ -49,8 +49,8 @@ class Accuracy(Metric):
             yes, true = read.decided(op, self.threshold)
             right = op.Equal(yes, true)
             return {"right": total(op, right), "all": size(op, right)}
-        labels, kept = read.labels(op)
-        return _right(op, op.Equal(read.chosen(op), labels), kept)
+        labels, mask = read.labels(op)
+        return _right(op, op.Equal(read.chosen(op), labels), mask)
 
     def value(self, sums: Sums) -> float:
         return ratio(self.name, sums["right"], sums["all"])
@@ -76,19 +76,19 @@ class TopK(Metric):
         classes = (dims(read.y) or ())[read.axis()]
         if isinstance(classes, int) and classes < self.k:
             raise InvalidArgumentError(f"top_k: k: expected at most {classes}, the number of classes, got {self.k}")
-        labels, kept = read.labels(op)
+        labels, mask = read.labels(op)
         _, best = op.emit("TopK", [read.rows(op), op.ints([self.k])], {"axis": -1}, outputs=2)
         hits = op.Cast(op.Equal(best, op.Unsqueeze(labels, [1])), to=ir.DataType.INT64)
-        return _right(op, op.Greater(op.ReduceMax(hits, [1], keepdims=0), 0), kept)
+        return _right(op, op.Greater(op.ReduceMax(hits, [1], keepdims=0), 0), mask)
 
     def value(self, sums: Sums) -> float:
         return ratio(self.label, sums["right"], sums["all"])
 
 
-def _right(op: Builder, right: ir.Value, kept: ir.Value | None) -> dict[str, ir.Value]:
-    if kept is None:
+def _right(op: Builder, right: ir.Value, mask: ir.Value | None) -> dict[str, ir.Value]:
+    if mask is None:
         return {"right": total(op, right), "all": size(op, right)}
-    return {"right": total(op, op.And(right, kept)), "all": total(op, kept)}
+    return {"right": total(op, op.And(right, mask)), "all": total(op, mask)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,10 +110,10 @@ class ConfusionMatrix(Metric):
         if not read.classes:
             yes, true = (op.Cast(op.Reshape(x, [-1]), to=ir.DataType.INT64) for x in read.decided(op, self.threshold))
             return {"counts": histogram(op, op.Add(op.Mul(true, 2), yes), op.scalar(4, true), None)}
-        labels, kept = read.labels(op)
+        labels, mask = read.labels(op)
         classes = read.count(op)
         places = op.Add(op.Mul(labels, classes), read.chosen(op))
-        return {"counts": histogram(op, places, op.Mul(classes, classes), kept)}
+        return {"counts": histogram(op, places, op.Mul(classes, classes), mask)}
 
     def value(self, sums: Sums) -> np.ndarray:
         count = round(len(sums["counts"]) ** 0.5)
@@ -150,14 +150,14 @@ class OverlapMetric(Metric):
             masks = {"hit": op.And(yes, true), "predicted": yes, "true": true}
             count = ir.DataType.INT64
             return {n: op.ReduceSum(op.Cast(mask, to=count), [0, 2], keepdims=0) for n, mask in masks.items()}
-        labels, kept = read.labels(op)
+        labels, counted = read.labels(op)
         chosen, classes = read.chosen(op), read.count(op)
         both = op.Equal(chosen, labels)
-        both = both if kept is None else op.And(both, kept)
+        both = both if counted is None else op.And(both, counted)
         return {
             "hit": histogram(op, chosen, classes, both),
-            "predicted": histogram(op, chosen, classes, kept),
-            "true": histogram(op, labels, classes, kept),
+            "predicted": histogram(op, chosen, classes, counted),
+            "true": histogram(op, labels, classes, counted),
         }
 
     def value(self, sums: Sums) -> Number:

@@ -26,7 +26,7 @@ class Perplexity(Metric):
     def emit(self, op: Builder, read: Read) -> dict[str, ir.Value]:
         if not read.classes:
             raise read.refuse("scores of classes")
-        labels, kept = read.labels(op)
+        labels, mask = read.labels(op)
         rows = read.rows(op)
         if read.about.takes == "probabilities":
             rows = op.Log(rows)
@@ -34,13 +34,13 @@ class Perplexity(Metric):
             rows = op.LogSoftmax(rows, axis=-1)
         elif read.about.takes != "log_probabilities":
             raise read.refuse("logits or probabilities of classes, which a loss of this package reads")
-        safe = labels if kept is None else op.Where(kept, labels, 0)
+        safe = labels if mask is None else op.Where(mask, labels, 0)
         each = op.Squeeze(op.GatherElements(rows, op.Unsqueeze(safe, [1]), axis=1), [1])
-        if kept is None:
+        if mask is None:
             return {"sum": total(op, op.Neg(each)), "all": op.Size(each)}
         return {
-            "sum": total(op, op.Where(kept, op.Neg(each), op.number(0, ir.DataType.DOUBLE))),
-            "all": total(op, kept),
+            "sum": total(op, op.Where(mask, op.Neg(each), op.number(0, ir.DataType.DOUBLE))),
+            "all": total(op, mask),
         }
 
     def value(self, sums: Sums) -> float:
@@ -80,17 +80,17 @@ class AUROC(Metric):
                 histogram(op, places, op.number(self.bins, ir.DataType.INT64), k) for k in self._counted(op, t)
             )
             return {"all": all_, "positive": positive}
-        labels, kept = read.labels(op)
+        labels, mask = read.labels(op)
         rows, classes = read.rows(op), read.count(op)
         p = op.Exp(rows) if takes == "log_probabilities" else op.Softmax(rows, axis=-1) if takes == "logits" else rows
         places = op.Add(self._places(op, p), op.Mul(op.Range(0, classes, 1), self.bins))
         length = op.Mul(classes, self.bins)
-        safe = op.Unsqueeze(labels if kept is None else op.Where(kept, labels, 0), [1])
-        own = op.Reshape(op.GatherElements(places, safe, axis=1), [-1])
-        each = None if kept is None else op.Reshape(op.Expand(op.Unsqueeze(kept, [1]), op.Shape(places)), [-1])
+        safe = op.Unsqueeze(labels if mask is None else op.Where(mask, labels, 0), [1])
+        labelled = op.Reshape(op.GatherElements(places, safe, axis=1), [-1])
+        each = None if mask is None else op.Reshape(op.Expand(op.Unsqueeze(mask, [1]), op.Shape(places)), [-1])
         return {
             "all": histogram(op, op.Reshape(places, [-1]), length, each),
-            "positive": histogram(op, own, length, kept),
+            "positive": histogram(op, labelled, length, mask),
         }
 
     def _counted(self, op: Builder, t: ir.Value) -> tuple[None, ir.Value]:

@@ -77,13 +77,13 @@ def _function(node: NodeProto, count: int, mode: str, opset: int) -> FunctionPro
     body = Body(node.op_type)
     rate, step = (body.Cast(body.Reshape(name, body.ints([])), to=DOUBLE) for name in ("R", "T"))
     optimizer = _Attributes(body, rate, step, mode)
-    made: dict[str, str] = {}
+    results: dict[str, str] = {}
     for n in range(count):
         tensors = [f"{kind}_{n}" for kind in inputs]
         optimizer.of_type(n, partial(_cast_like, body, tensors[0]))
         for kind, value in zip(outputs, update(optimizer, *tensors), strict=True):
-            made[f"{kind}_{n}"] = value
-    for name, value in made.items():
+            results[f"{kind}_{n}"] = value
+    for name, value in results.items():
         body.nodes.append(helper.make_node("Identity", [value], [name]))
     return helper.make_function(
         TRAINING_DOMAIN,

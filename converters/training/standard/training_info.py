@@ -60,8 +60,8 @@ def to_training_info(graph: TrainingGraph) -> ModelProto:
         if all(o.domain != opset.domain for o in model.opset_import):
             model.opset_import.append(opset)
     model.ir_version = max(model.ir_version, graph.model.ir_version)
-    said = next(entry for entry in graph.model.metadata_props if entry.key == METADATA)
-    model.metadata_props.add(key=METADATA, value=said.value)
+    metadata = next(entry for entry in graph.model.metadata_props if entry.key == METADATA)
+    model.metadata_props.add(key=METADATA, value=metadata.value)
     return model
 
 
@@ -97,9 +97,9 @@ def from_training_info(
         raise InvalidArgumentError("the model has no training_info")
     info = model.training_info[0]
     step = _step_model(model, info.algorithm)
-    said = [entry for entry in model.metadata_props if entry.key == METADATA]
-    if said:
-        step.metadata_props.extend(said)
+    metadata = [entry for entry in model.metadata_props if entry.key == METADATA]
+    if metadata:
+        step.metadata_props.extend(metadata)
         return TrainingGraph.load(step)
     if has_training_nodes(step):
         step = expand_gradients(step)

@@ -27,9 +27,9 @@ _MEAN = "running_mean"  # where slots have their names
 Write = Callable[..., Sequence[str]]
 
 
-def work_type(own: ir.DataType) -> ir.DataType:
-    """The type that a parameter of type `own` is updated in and that its state has."""
-    return ir.DataType.FLOAT if own in HALF_TYPES else own
+def work_type(dtype: ir.DataType) -> ir.DataType:
+    """The type that a parameter of type `dtype` is updated in and that its state has."""
+    return ir.DataType.FLOAT if dtype in HALF_TYPES else dtype
 
 
 class Update:
@@ -162,26 +162,26 @@ def update_function(
     averaged = [_MEAN] if EMA in numbers else []
     kinds = (VALUE, GRADIENT, *slots, *averaged)
     arguments, new_names = formal_names(kinds, len(tensors))
-    made: list[str] = []
+    outputs: list[str] = []
     for n, tensor in enumerate(tensors):
-        own = element_type(tensor)
-        wide, shape = work_type(own), one_element(tensor.shape)
+        dtype = element_type(tensor)
+        wide, shape = work_type(dtype), one_element(tensor.shape)
         update.of_type((wide, len(shape)), _cast_to(body, wide, shape))
         x, g, *state = arguments[n * len(kinds) : (n + 1) * len(kinds)]
         if CLIP_FACTOR in numbers:
             g = update.Mul(g, update.number(CLIP_FACTOR))
-        now, old = x if own == wide else body.Cast(x, to=wide.value), state[: len(slots)]
+        now, old = x if dtype == wide else body.Cast(x, to=wide.value), state[: len(slots)]
         new, *kept = _written(name, write, update, now, g, *old)
-        results = [new if own == wide else body.Cast(new, to=own.value), *kept]
+        results = [new if dtype == wide else body.Cast(new, to=dtype.value), *kept]
         if averaged:
-            value = new if own == wide else body.Cast(results[0], to=wide.value)
+            value = new if dtype == wide else body.Cast(results[0], to=wide.value)
             results.append(update.Add(state[-1], update.Mul(update.newest(EMA), update.Sub(value, state[-1]))))
         if FINITE in numbers:
             finite = update.once(f"finite, {len(shape)} axes", partial(_truth, body, shape))
             results = [body.Where(finite, *pair) for pair in zip(results, (x, *state), strict=True)]
-        made += results
+        outputs += results
     inputs = ["learning_rate", "step", *numbers, *arguments]
-    nodes = _named(body.nodes, inputs, dict(zip(new_names, made, strict=True)))
+    nodes = _named(body.nodes, inputs, dict(zip(new_names, outputs, strict=True)))
     return helper.make_function(UPDATE_DOMAIN, name, inputs, new_names, nodes, [helper.make_opsetid("", opset)])
 
 

@@ -91,8 +91,8 @@ class StepWriter:
     def norms(self, gradients: dict[ir.Value, ir.Value]) -> ir.Value:
         """√Σ g² of every gradient g, float32."""
         op = self.op
-        found = [op.Reshape(self._square_sum(op, self._widened(x, g)), [1]) for x, g in gradients.items()]
-        return op.Cast(op.Sqrt(op.Concat(*found, axis=0)), to=ir.DataType.FLOAT)
+        norms = [op.Reshape(self._square_sum(op, self._widened(x, g)), [1]) for x, g in gradients.items()]
+        return op.Cast(op.Sqrt(op.Concat(*norms, axis=0)), to=ir.DataType.FLOAT)
 
     def _square_sum(self, op: Builder, g: ir.Value) -> ir.Value:
         """Σ g², float64; once for what norms and clipping both ask for."""
@@ -194,8 +194,8 @@ class StepWriter:
             names = [*optimizer.hyper, *(["weight_decay"] if decay else [])]
             values = [self._number(name, getattr(optimizer, name)) for name in optimizer.hyper]
             if decay:
-                own = group is not None and group.weight_decay is not None
-                values.append(self._number(f"group{index}.weight_decay" if own else "weight_decay", decay))
+                grouped = group is not None and group.weight_decay is not None
+                values.append(self._number(f"group{index}.weight_decay" if grouped else "weight_decay", decay))
             if optimizer.ema is not None:
                 names.append(EMA)
                 values.append(self._number(EMA, optimizer.ema))
@@ -285,8 +285,8 @@ def write_outputs(op: Builder, graph: ir.Graph, state: StepState, writer: StepWr
     op.prefix = "optimizer"
     outputs: dict[ir.Value, str] = {}
     for x, new in state.new.items():
-        own = new.producer() in op.nodes or (is_statistic(new) and not new.uses())
-        output = op.Identity(new) if not own or new in graph.outputs else new
+        computed = new.producer() in op.nodes or (is_statistic(new) and not new.uses())
+        output = op.Identity(new) if not computed or new in graph.outputs else new
         output.name = op.unique(f"{x.name}_new")
         op.typed(output, x)
         graph.outputs.append(output)

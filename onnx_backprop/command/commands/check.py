@@ -1,4 +1,4 @@
-"""`onnx-backprop check`: gradients beside differences of the model's outputs."""
+"""`onnx-backprop check`: check the gradients of a model against differences of its outputs."""
 
 import argparse
 
@@ -31,8 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    "check",
-    help="check the gradients of a model against differences of its outputs",
     description="Compares <gradient, v> with differences of the model's own outputs along random directions v; "
     "when they contradict each other, checks every node alone. Exit code 0: right, 1: not, 2: bad input.",
     run=run,

@@ -1,4 +1,4 @@
-"""`onnx-backprop compile`: a training that needs no Python, with native kernels."""
+"""`onnx-backprop compile`: compile a training graph and its kernels for C++, C# and whatever else runs onnxruntime."""
 
 import argparse
 from pathlib import Path
@@ -37,8 +37,6 @@ def _length(text: str) -> tuple[str, int]:
 
 
 COMMAND = Command(
-    "compile",
-    help="compile a training graph and its kernels for C++, C# and whatever else runs onnxruntime",
     description="FOLDER gets TARGET/onnx_backprop.so (.dll, .dylib), a library of custom operators, and the graphs "
     "that run with it: docs/plugin.md. It serves the lengths that are named, and refuses others.",
     run=run,

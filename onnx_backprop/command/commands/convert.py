@@ -1,4 +1,4 @@
-"""`onnx-backprop convert`: a model with derivatives, by the names of the library's functions, or a training graph."""
+"""`onnx-backprop convert`: write a model that computes gradients as well."""
 
 import argparse
 import contextlib
@@ -6,6 +6,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto, ValueInfoProto
@@ -13,6 +14,7 @@ from onnx import ModelProto, ValueInfoProto
 from onnx_backprop.command.options import NO_LOSS, ROWS, free_of, numbers_of, say, shared, training_options
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.converters.derivatives.dense import hessian, jacobian
+from onnx_backprop.converters.derivatives.family import family, members
 from onnx_backprop.converters.derivatives.products import hvp, jvp, scalar_gradient, vjp
 from onnx_backprop.converters.derivatives.vmap import vmap
 from onnx_backprop.converters.prepare.writing.files import save_model
@@ -37,12 +39,15 @@ MODES: dict[str, Callable[..., ModelProto]] = {
     "vmap": vmap,
 }
 BATCHED = ("vjp", "jvp", "hvp")
+FAMILY = "family"
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the converted model."""
     _check_options(arguments)
     with _logging(verbose=arguments.verbose):
+        if arguments.mode == FAMILY:
+            return _write_family(arguments)
         model = load(arguments.model, mapped=True)
         expanded = has_training_nodes(model)
         if expanded:
@@ -68,6 +73,32 @@ def run(arguments: argparse.Namespace) -> int:
             lines = _training_lines(graph)
     save_model(result, arguments.output)
     _print_summary(arguments, result, lines)
+    return 0
+
+
+def _write_family(arguments: argparse.Namespace) -> int:
+    """OUT and its derivatives beside it."""
+    if arguments.of or arguments.batched:
+        raise InvalidArgumentError(
+            f"--of and --batched: do not go with --mode {FAMILY}, in which every output has any number of seeds"
+        )
+    target = Path(arguments.output)
+    there = [path for path in members(target) if path.exists()]
+    if there and not arguments.force:
+        raise InvalidArgumentError(f"-o: {there[0]} exists. Give another name, or --force to replace it")
+    paths = family(
+        arguments.model,
+        target,
+        wrt=arguments.wrt,
+        stop=arguments.stop,
+        free=free_of(arguments),
+        kernels=arguments.kernels,
+        straight_through=arguments.straight_through,
+        strict=arguments.strict,
+        checkpoint=arguments.checkpoint,
+    )
+    for path in paths:
+        say(arguments, f"written: {path}")
     return 0
 
 
@@ -181,8 +212,6 @@ def _print_summary(arguments: argparse.Namespace, model: ModelProto, lines: Sequ
 
 
 COMMAND = Command(
-    "convert",
-    help="write a model that computes gradients as well",
     usage="%(prog)s IN -o OUT [options]",
     description="Without --loss the result computes d OF / d WRT, or what --mode names; with it, a loss and the "
     "gradients of the parameters. Without any of them, a model that has Gradient, Adam, Adagrad or Momentum nodes "
@@ -198,9 +227,9 @@ COMMAND = Command(
         ),
         argument(
             "--mode",
-            choices=tuple(MODES),
+            choices=(*MODES, FAMILY),
             help="which derivative, by the name of the function that makes it (default: backward); vmap: the model for "
-            "many rows at once",
+            "many rows at once; family: IN as it is and, beside it, its derivatives for CasADi",
         ),
         argument(
             "--axes", nargs="+", action="extend", metavar="INPUT:AXIS", help="where vmap puts the new axis, as x:0"

@@ -1,4 +1,4 @@
-"""`onnx-backprop demo`: a script of the source tree, in a process of its own."""
+"""`onnx-backprop demo`: train a super-resolution model on photographs; needs the source tree."""
 
 import argparse
 import os
@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from onnx_backprop import __version__
-from onnx_backprop.command.options import PROGRAM
 from onnx_backprop.command.parser import Command
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop_command import PROGRAM
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,9 +31,4 @@ def run(arguments: argparse.Namespace) -> int:
     return subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=False).returncode
 
 
-COMMAND = Command(
-    "demo",
-    help="train a super-resolution model on photographs; needs the source tree, arguments are handed on",
-    run=run,
-    takes_rest=True,
-)
+COMMAND = Command(run=run, takes_rest=True)

@@ -1,4 +1,4 @@
-"""`onnx-backprop explain`: which rule serves each node."""
+"""`onnx-backprop explain`: tell which rule serves each node, and where and why a gradient path stops."""
 
 import argparse
 
@@ -18,8 +18,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    "explain",
-    help="tell which rule serves each node, and where and why a gradient path stops",
     description="Writes nothing. Exit code 0: the model converts, 1: not, 2: bad input.",
     run=run,
     arguments=[

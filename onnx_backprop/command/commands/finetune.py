@@ -1,4 +1,4 @@
-"""The command `onnx-backprop finetune`: a language model and texts in, an adapter out that onnxruntime-genai loads."""
+"""`onnx-backprop finetune`: train an adapter of a language model on texts."""
 
 import argparse
 import math
@@ -240,8 +240,6 @@ def _plan(arguments: argparse.Namespace, adapted: LoraModel, batches: Any, measu
 
 
 COMMAND = Command(
-    "finetune",
-    help="train an adapter of a language model on texts",
     usage="%(prog)s MODEL -o OUT (--text FILE [FILE …] | --preferences FILE [FILE …]) [options]",
     description="MODEL is a folder of onnxruntime-genai's model builder, or an ONNX file with a tokenizer.json beside "
     'it. FILE: .jsonl with {"text": …}, {"prompt": …, "completion": …} or {"messages": [{"role": …, "content": …}]} '

@@ -1,4 +1,4 @@
-"""`onnx-backprop ops`: the operators of the domain, and those of ONNX that have a gradient."""
+"""`onnx-backprop ops`: list the operators of the domain and the differentiable ONNX operators."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
     for op in supported_ops():
         name = f"{op.domain}::{op.op_type}" if op.domain else op.op_type
         versions.setdefault(name, []).append(str(op.since_version))
-    differentiable = [(name, ", ".join(found)) for name, found in versions.items()]
+    differentiable = [(name, ", ".join(since)) for name, since in versions.items()]
     show = _markdown if arguments.markdown else _plain
     print(f"Operators of the domain {DOMAIN}, version {OPSET_VERSION}\n")
     show(("operator", "source"), domain)
@@ -36,9 +36,4 @@ def _markdown(header: tuple[str, str], rows: Sequence[tuple[str, str]]) -> None:
         print(f"| `{name}` | {text} |")
 
 
-COMMAND = Command(
-    "ops",
-    help="list the operators of the domain and the differentiable ONNX operators",
-    run=run,
-    arguments=[flag("--markdown", help="as Markdown tables")],
-)
+COMMAND = Command(run=run, arguments=[flag("--markdown", help="as Markdown tables")])

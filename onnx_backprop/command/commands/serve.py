@@ -1,4 +1,4 @@
-"""`onnx-backprop serve`: a page that `web` has written, on this machine."""
+"""`onnx-backprop serve`: serve a page that `web` has written."""
 
 import argparse
 
@@ -16,8 +16,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    "serve",
-    help="serve a page that `web` has written",
     description="Serves on this machine alone, unless --host says otherwise, until it is interrupted. Sends the "
     "headers under which a browser lets the page use threads.",
     run=run,

@@ -1,4 +1,4 @@
-"""The command `onnx-backprop train`: a model and data in, the trained model out."""
+"""`onnx-backprop train`: train a model on arrays in files."""
 
 import argparse
 import shlex
@@ -210,14 +210,14 @@ def program_of(arguments: argparse.Namespace, trainer: Any) -> dict[str, str]:
 
 def _lengths(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, int]:
     """The lengths of the model's symbolic dimensions in a step."""
-    found: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     for value in load(arguments.model, mapped=True).graph.input:
         shape = np.shape(data[value.name]) if value.name in data else ()
         shape = (min(arguments.batch_size, *shape[:1]), *shape[1:]) if shape else shape
         for dim, length in zip(value.type.tensor_type.shape.dim, shape, strict=False):
             if dim.dim_param:
-                found[dim.dim_param] = length
-    return found
+                lengths[dim.dim_param] = length
+    return lengths
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -270,8 +270,8 @@ def _loader(
 def step_options(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, Any]:
     """What train and web hand on to `training_graph`."""
     modes = {name: getattr(arguments, name) for name in ("training_mode", "frozen_statistics")}
-    own = {"loss": loss_with(arguments, data), "optimizer": optimizer_of(arguments)}
-    return training_options(arguments) | modes | own
+    objective = {"loss": loss_with(arguments, data), "optimizer": optimizer_of(arguments)}
+    return training_options(arguments) | modes | objective
 
 
 def outcome_of(records: Records, seconds: float, steps: int, means: str) -> dict[str, str]:
@@ -289,9 +289,9 @@ def outcome_of(records: Records, seconds: float, steps: int, means: str) -> dict
     if measured:
         facts[f"evaluation loss{means}"] = f"{measured[0]:.4g} -> {measured[-1]:.4g}"
     for name in dict.fromkeys(name for r in records for name in r.metrics):
-        told = [r.metrics[name] for r in records if name in r.metrics]
-        numbers = isinstance(told[-1], int | float)
-        facts[f"{name}{means}"] = f"{told[0]:.4g} -> {told[-1]:.4g}" if numbers else str(told[-1])
+        values = [r.metrics[name] for r in records if name in r.metrics]
+        numbers = isinstance(values[-1], int | float)
+        facts[f"{name}{means}"] = f"{values[0]:.4g} -> {values[-1]:.4g}" if numbers else str(values[-1])
     return facts
 
 
@@ -320,8 +320,6 @@ def write_report_of(
 
 
 COMMAND = Command(
-    "train",
-    help="train a model on arrays in files",
     usage="%(prog)s MODEL -o OUT --data DATA --loss LOSS [options]",
     description="DATA is an .npz file that holds an array for every input of the model and for the target: "
     "`target`, or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, "

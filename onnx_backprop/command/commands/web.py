@@ -1,4 +1,4 @@
-"""`onnx-backprop web`: a page that trains a model in the browser."""
+"""`onnx-backprop web`: write a page that trains a model in the browser."""
 
 import argparse
 from collections.abc import Mapping
@@ -63,9 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if not arguments.quiet:
         parts = {"graphs and weights": "model/", "data": "data.bin", "runtime": "runtime/"}
-        told = {what: sum(n for name, n in sizes.items() if name.startswith(start)) for what, start in parts.items()}
-        told["page"] = sum(sizes.values()) - sum(told.values())
-        print(", ".join(f"{what}: {size / 1000:,.0f} KB" for what, size in told.items() if size))
+        totals = {what: sum(n for name, n in sizes.items() if name.startswith(start)) for what, start in parts.items()}
+        totals["page"] = sum(sizes.values()) - sum(totals.values())
+        print(", ".join(f"{what}: {size / 1000:,.0f} KB" for what, size in totals.items() if size))
         print(f"rows: {train:,} to train on, {len(next(iter(arrays.values()))) - train:,} held out")
         print(f"written: {folder}. Look at it with `onnx-backprop serve {folder}`")
     return 0
@@ -104,8 +104,6 @@ def _check(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 COMMAND = Command(
-    "web",
-    help="write a page that trains a model in the browser",
     description="DATA.npz holds an array for every input of the model and for the target, as for train. SITE is a "
     "folder for any static server; with `onnx-backprop serve SITE` the page may use threads.",
     run=run,

@@ -93,10 +93,10 @@ def renew_statistics(trainer: Any, loader: Any) -> None:
             batch = trainer.named(given)
             count = np.array([rows(next(iter(batch.values()), ()))], np.int64)
             trainer.communicator.sum(count)  # or ranks with other numbers of rows would come to other means
-            found = of_batch(batch, 0.0)
+            statistics = of_batch(batch, 0.0)
             if not momentum:
-                momentum = {name: one - found[name] for name, one in of_batch(batch, 1.0).items()}
-            sums = {name: total + count[0] * found[name] / (1 - momentum[name]) for name, total in sums.items()}
+                momentum = {name: one - statistics[name] for name, one in of_batch(batch, 1.0).items()}
+            sums = {name: total + count[0] * statistics[name] / (1 - momentum[name]) for name, total in sums.items()}
             seen += int(count[0])
     if not seen:
         raise InvalidArgumentError(

@@ -173,18 +173,18 @@ class CallbackStates:
         states = about.get("callbacks", {})
         if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
             raise CheckpointError(f"{path}: callbacks: expected their states by name, got {reprlib.repr(states)}")
-        own = {name: array for name, array in tensors.items() if name.startswith(_PREFIX)}
-        shapes = broadcast_json(communicator, {name: [a.shape, a.dtype.name] for name, a in own.items()})
+        stored = {name: array for name, array in tensors.items() if name.startswith(_PREFIX)}
+        shapes = broadcast_json(communicator, {name: [a.shape, a.dtype.name] for name, a in stored.items()})
         arrays: dict[str, np.ndarray] = {}
         for name, (shape, kind) in shapes.items():
-            arrays[name] = own.get(name, np.empty(shape, np.dtype(kind)))
+            arrays[name] = stored.get(name, np.empty(shape, np.dtype(kind)))
             communicator.broadcast(arrays[name])
         self._active = {}
         self._stored = {}
         for name, state in states.items():
             start = f"{_PREFIX}{name}/"
-            own = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
-            self._stored[name] = state, own
+            stored = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
+            self._stored[name] = state, stored
 
 
 def without_callbacks(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -199,6 +199,6 @@ def better_of(metrics: Mapping[str, Any], names: Iterable[str], *, evaluation: b
         result["evaluation"] = False
     for name in names:
         metric = metrics.get(name)
-        said = getattr(metric, "better", None)  # of a function
-        result[name] = _DOWN.get(name, getattr(metric, "higher", None if said is None else said == "higher"))
+        better = getattr(metric, "better", None)  # of a function
+        result[name] = _DOWN.get(name, getattr(metric, "higher", None if better is None else better == "higher"))
     return result

@@ -91,8 +91,8 @@ class Histograms(Callback):
         fed = trainer.inputs.ort_values(trainer.named(self._batch))
         accepted = [value.name for value in running.get_inputs()]
         fed |= {name: value for name, value in trainer._buffers.state.items() if name in accepted}
-        found = running.run_with_ort_values(list(outputs.values()), fed)
-        return {name: np.array(value.numpy()) for name, value in zip(outputs, found, strict=True)}
+        arrays = running.run_with_ort_values(list(outputs.values()), fed)
+        return {name: np.array(value.numpy()) for name, value in zip(outputs, arrays, strict=True)}
 
     def _add(self, name: str, array: np.ndarray, step: int) -> None:
         values = array.astype(np.float64).reshape(-1)

@@ -114,8 +114,8 @@ class MLflow(Tracker):
     ) -> None:
         entities, tracking = _imported("MLflow", "mlflow", "mlflow.entities", "mlflow.tracking")
         self._metric, self._client = entities.Metric, tracking.MlflowClient(tracking_uri=uri)
-        found = self._client.get_experiment_by_name(experiment)
-        number = self._client.create_experiment(experiment) if found is None else found.experiment_id
+        existing = self._client.get_experiment_by_name(experiment)
+        number = self._client.create_experiment(experiment) if existing is None else existing.experiment_id
         self.run_id: str = self._client.create_run(number, run_name=run).info.run_id
         noted = [entities.Param(name, str(value)) for name, value in (parameters or {}).items()]
         self._client.log_batch(self.run_id, params=noted)

@@ -65,8 +65,8 @@ class Batches:
         }
         lengths = {name: len(array) if array.ndim else 0 for name, array in self.arrays.items()}
         if not lengths or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
-            said = ", ".join(f"{name!r}: {length}" for name, length in lengths.items()) or "none"
-            raise InvalidArgumentError(f"arrays: expected arrays with one number of rows, got {said}")
+            listed = ", ".join(f"{name!r}: {length}" for name, length in lengths.items()) or "none"
+            raise InvalidArgumentError(f"arrays: expected arrays with one number of rows, got {listed}")
         self.rows = next(iter(lengths.values()))
         if not isinstance(size, Integral) or size < 1 or (drop_last and size > self.rows):
             raise InvalidArgumentError(f"size: expected a whole number of 1 … {self.rows}, got {size!r}")

@@ -90,8 +90,8 @@ class BlockRows(StoredRows):
         self._held = held  # the others go before any is read
         for block in wanted:
             array = held[block] if block in held else self._decoded(block)
-            own = blocks == block
-            into[own] = array[rows[own] - self.starts[block]]
+            inside = blocks == block
+            into[inside] = array[rows[inside] - self.starts[block]]
             if sum(a.nbytes for a in held.values()) + array.nbytes <= _HELD:
                 held[block] = array
 
@@ -187,9 +187,9 @@ class _File:
             return values.to_numpy(zero_copy_only=False)
         raise self.wrong(f"column {reprlib.repr(name)}: expected numbers or lists of them, got {str(kind)[:_MESSAGE]}")
 
-    def _unequal(self, name: str, found: list[str]) -> InvalidArgumentError:
+    def _unequal(self, name: str, lengths: list[str]) -> InvalidArgumentError:
         return self.wrong(
-            f"column {reprlib.repr(name)}: expected lists of one length, got {found[0]} and {found[-1]}. Pad them"
+            f"column {reprlib.repr(name)}: expected lists of one length, got {lengths[0]} and {lengths[-1]}. Pad them"
         )
 
     @contextmanager

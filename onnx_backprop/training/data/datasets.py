@@ -28,20 +28,20 @@ class DatasetRows(StoredRows):
         self.dtype, self.shape = first.dtype, (len(dataset), *first.shape[1:])
 
     def _rows(self, rows: list[int]) -> np.ndarray:
-        found = np.asarray(self._dataset[rows][self._name])
-        if found.dtype.kind not in "biuf":
+        array = np.asarray(self._dataset[rows][self._name])
+        if array.dtype.kind not in "biuf":
             raise InvalidArgumentError(
-                f"column {self._name!r}: expected numbers of one shape in every row, got {found.dtype}. Map it"
+                f"column {self._name!r}: expected numbers of one shape in every row, got {array.dtype}. Map it"
             )
-        return found
+        return array
 
     def _read(self, rows: np.ndarray, into: np.ndarray) -> None:
-        found = self._rows(rows.tolist())
-        if found.shape[1:] != into.shape[1:]:
+        array = self._rows(rows.tolist())
+        if array.shape[1:] != into.shape[1:]:
             raise InvalidArgumentError(
-                f"column {self._name!r}: expected rows of the shape {into.shape[1:]}, got {found.shape[1:]}"
+                f"column {self._name!r}: expected rows of the shape {into.shape[1:]}, got {array.shape[1:]}"
             )
-        into[...] = found
+        into[...] = array
 
 
 def columns_of(arrays: Any) -> Any:

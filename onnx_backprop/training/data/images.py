@@ -69,11 +69,11 @@ def image_folder(
     paths: list[Path] = []
     numbers: list[int] = []
     for number, name in enumerate(classes):
-        found = sorted(path for path in (root / name).rglob("*") if path.suffix.lower() in SUFFIXES)
-        if not found:
+        files = sorted(path for path in (root / name).rglob("*") if path.suffix.lower() in SUFFIXES)
+        if not files:
             raise InvalidArgumentError(f"{root / name} holds no images ({', '.join(SUFFIXES)})")
-        paths += found
-        numbers += [number] * len(found)
+        paths += files
+        numbers += [number] * len(files)
     _pillow()
     return ImageFolder(
         {image: ImageRows(paths, size, channels_last=channels_last), labels: np.array(numbers, np.int64)}, classes
@@ -130,9 +130,9 @@ def check_scale(scale: Any, arrays: Mapping[str, Any]) -> dict[str, Scale]:
     if not isinstance(scale, Mapping):
         images = [name for name, array in arrays.items() if array.dtype == np.uint8 and array.ndim == 4]
         if len(images) != 1:
-            found = ", ".join(map(repr, images)) or "none"
+            names = ", ".join(map(repr, images)) or "none"
             raise InvalidArgumentError(
-                f"scale: which of the arrays? Images of bytes are: {found}. Name it, as scale={{'x': {scale!r}}}"
+                f"scale: which of the arrays? Images of bytes are: {names}. Name it, as scale={{'x': {scale!r}}}"
             )
         scale = {images[0]: scale}
     for name, value in scale.items():

@@ -15,10 +15,10 @@ class Called:
         self._function = function
 
     def __iter__(self) -> Iterator[Any]:
-        made = self._function()
-        if not isinstance(made, Iterable):
-            raise InvalidArgumentError(f"loader: the function returned {type(made).__name__}, expected batches")
-        return iter(made)
+        batches = self._function()
+        if not isinstance(batches, Iterable):
+            raise InvalidArgumentError(f"loader: the function returned {type(batches).__name__}, expected batches")
+        return iter(batches)
 
 
 def reusable(loader: Any, times: int, argument: str = "loader") -> Any:

@@ -46,10 +46,10 @@ def pack(
     targets = ids if labels is None else [_whole("labels", n, text) for n, text in enumerate(labels)]
     if not ids or len(ids) != len(targets):
         raise InvalidArgumentError(f"texts: expected one or more, with labels for each, got {len(ids)}, {len(targets)}")
-    for n, (text, own) in enumerate(zip(ids, targets, strict=True)):
-        if not len(text) or len(own) != len(text):
+    for n, (text, target) in enumerate(zip(ids, targets, strict=True)):
+        if not len(text) or len(target) != len(text):
             raise InvalidArgumentError(
-                f"texts: expected one token or more and as many labels, got {len(text)} and {len(own)} in text {n}"
+                f"texts: expected one token or more and as many labels, got {len(text)} and {len(target)} in text {n}"
             )
         if len(text) > length and not cut:
             raise InvalidArgumentError(
@@ -59,11 +59,11 @@ def pack(
     kept = {"input_ids": pad, "labels": ignore_index, "position_ids": 0, "segment_ids": 0, "attention_mask": 0}
     arrays = {name: np.full((rows, length), value, np.int64) for name, value in kept.items()}
     segments = np.zeros(rows, np.int64)
-    for (row, start), text, own in zip(places, ids, targets, strict=True):
+    for (row, start), text, target in zip(places, ids, targets, strict=True):
         count = min(len(text), length)
         at = (row, slice(start, start + count))
         segments[row] += 1
-        arrays["input_ids"][at], arrays["labels"][at] = text[:count], own[:count]
+        arrays["input_ids"][at], arrays["labels"][at] = text[:count], target[:count]
         arrays["labels"][row, start] = ignore_index
         arrays["position_ids"][at], arrays["segment_ids"][at] = np.arange(count), segments[row]
         arrays["attention_mask"][at] = 1

@@ -66,16 +66,16 @@ def read_folder(folder: str | os.PathLike[str], *, what: str) -> Mapping[str, St
     number of rows, and what `Columns` refuses.
     """
     by_suffix = {suffix: sorted(Path(folder).glob(f"*{suffix}")) for suffix in (".npz", ".npy", TAR, *SUFFIXES)}
-    found = [suffix for suffix, paths in by_suffix.items() if paths]
-    if len(found) != 1:
+    suffixes = [suffix for suffix, paths in by_suffix.items() if paths]
+    if len(suffixes) != 1:
         raise InvalidArgumentError(
             f"{what}: {folder}: expected files *.npz, or NAME.npy, or *{', or *'.join((TAR, *SUFFIXES))}, "
-            f"got {' and '.join(found) or 'none of them'}"
+            f"got {' and '.join(suffixes) or 'none of them'}"
         )
-    if found[0] == TAR:
+    if suffixes[0] == TAR:
         return read_tars(by_suffix[TAR], what=what)
-    if found[0] in SUFFIXES:
-        return Columns(by_suffix[found[0]], what=what)
+    if suffixes[0] in SUFFIXES:
+        return Columns(by_suffix[suffixes[0]], what=what)
     npz, npy = by_suffix[".npz"], by_suffix[".npy"]
     parts: defaultdict[str, list[Part]] = defaultdict(list)
     for path in npz:
@@ -90,9 +90,9 @@ def read_folder(folder: str | os.PathLike[str], *, what: str) -> Mapping[str, St
             parts[name].append((path, place))
     for path in npy:
         parts[path.name.partition(".")[0]].append((path, npy_place(path, what=what)))
-    for name, own in parts.items():
-        kinds = {(place.dtype, place.shape[1:]) for _, place in own}
+    for name, pieces in parts.items():
+        kinds = {(place.dtype, place.shape[1:]) for _, place in pieces}
         if len(kinds) > 1:
-            said = ", ".join(sorted(f"{dtype}{list(shape)}" for dtype, shape in kinds))
-            raise InvalidArgumentError(f"{what}: {folder}: rows of {name!r} have several types or shapes: {said}")
-    return {name: FileRows(own) for name, own in parts.items()}
+            listed = ", ".join(sorted(f"{dtype}{list(shape)}" for dtype, shape in kinds))
+            raise InvalidArgumentError(f"{what}: {folder}: rows of {name!r} have several types or shapes: {listed}")
+    return {name: FileRows(pieces) for name, pieces in parts.items()}

@@ -86,7 +86,7 @@ def read_tars(paths: Sequence[Path], *, what: str) -> Mapping[str, TarRows]:
 
 
 def _samples(path: Path, what: str) -> list[tuple[str, dict[str, Member]]]:
-    found: dict[str, dict[str, Member]] = {}
+    samples: dict[str, dict[str, Member]] = {}
     try:
         with tarfile.open(path, "r:") as archive:
             for entry in archive:
@@ -95,7 +95,7 @@ def _samples(path: Path, what: str) -> list[tuple[str, dict[str, Member]]]:
                 if not entry.isfile() or not key or not _kind(name):
                     continue
                 field = {"npy": suffix[: -len(".npy")], "cls": "labels", "image": "image"}[_kind(name)]
-                sample = found.setdefault(f"{folder}{slash}{key}", {})
+                sample = samples.setdefault(f"{folder}{slash}{key}", {})
                 if not field or field in sample:
                     raise InvalidArgumentError(
                         f"{what}: {path}: {entry.name}: expected one field of a name, as KEY.x.npy"
@@ -103,7 +103,7 @@ def _samples(path: Path, what: str) -> list[tuple[str, dict[str, Member]]]:
                 sample[field] = Member(path, entry.name, entry.offset_data, entry.size)
     except (tarfile.TarError, OSError, EOFError) as e:
         raise InvalidArgumentError(f"{what}: {path} cannot be read as a tar, which must not be compressed: {e}") from e
-    return list(found.items())
+    return list(samples.items())
 
 
 def _kind(name: str) -> str:

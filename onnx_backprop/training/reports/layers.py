@@ -78,7 +78,7 @@ def layers_of(graph: TrainingGraph, lengths: Mapping[str, int]) -> Layers:
                 operations=2 * products,
             )
         )
-    kept = {
+    residuals = {
         _source(value)
         for node in model.graph
         if node not in forward and node not in SHAPE  # which needs no numbers
@@ -89,7 +89,7 @@ def layers_of(graph: TrainingGraph, lengths: Mapping[str, int]) -> Layers:
     renewed = {value for value in model.graph.inputs if value.name in graph.updates}
     return Layers(
         layers=tuple(layers),
-        activations=sum(known.nbytes.get(value, 0) for value in kept if value.producer() in forward),  # not the batch
+        activations=sum(known.nbytes.get(v, 0) for v in residuals if v.producer() in forward),  # not the batch
         weights=sum(known.nbytes.get(value, 0) for value in of_weights),
         state=sum(known.nbytes.get(value, 0) for value in renewed - of_weights),
     )
@@ -98,14 +98,14 @@ def layers_of(graph: TrainingGraph, lengths: Mapping[str, int]) -> Layers:
 def _leading(model: ir.Model, loss: str) -> set[ir.Node]:
     """The nodes that the loss depends on."""
     (value,) = (v for v in model.graph.outputs if v.name == loss)
-    found: set[ir.Node] = set()
+    result: set[ir.Node] = set()
     waiting = [value.producer()]
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in found:
-            found.add(node)
+        if node is not None and node not in result:
+            result.add(node)
             waiting += [value.producer() for value in values_read(node)]
-    return found
+    return result
 
 
 def _source(value: ir.Value) -> ir.Value:

@@ -82,27 +82,27 @@ def profile(trainer: Trainer, feeds: Mapping[str, Any], *, steps: int = 5) -> Pr
     kernels = [e for e in events if e.get("cat") == "Node" and e["name"].endswith(_SUFFIX) and e["ts"] >= start]
     operators: dict[str, list[float]] = defaultdict(list)
     nodes: dict[str, list[float]] = defaultdict(list)
-    for event, own, outermost in _own_times(kernels):
-        operators[event["args"].get("op_name", "?")].append(own)
+    for event, self_time, outermost in _self_times(kernels):
+        operators[event["args"].get("op_name", "?")].append(self_time)
         name = outermost["name"].removesuffix(_SUFFIX)
-        nodes[names.get(name, _UNNAMED.sub("", name))].append(own)
+        nodes[names.get(name, _UNNAMED.sub("", name))].append(self_time)
     return Profile(steps, _timings(operators, steps), _timings(nodes, steps))
 
 
-def _own_times(events: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], float, dict[str, Any]]]:
+def _self_times(events: Iterable[dict[str, Any]]) -> list[tuple[dict[str, Any], float, dict[str, Any]]]:
     """Each event with its milliseconds less those of the events inside it, and the outermost around it."""
-    found: list[tuple[dict[str, Any], float, dict[str, Any]]] = []
-    around: dict[int, list[int]] = defaultdict(list)  # of each thread, as places in `found`
+    times: list[tuple[dict[str, Any], float, dict[str, Any]]] = []
+    around: dict[int, list[int]] = defaultdict(list)  # of each thread, as places in `times`
     for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
         stack = around[event["tid"]]
-        while stack and found[stack[-1]][0]["ts"] + found[stack[-1]][0]["dur"] <= event["ts"]:
+        while stack and times[stack[-1]][0]["ts"] + times[stack[-1]][0]["dur"] <= event["ts"]:
             stack.pop()
         if stack:
-            outer, own, outermost = found[stack[-1]]
-            found[stack[-1]] = outer, own - event["dur"] / 1000, outermost
-        stack.append(len(found))
-        found.append((event, event["dur"] / 1000, found[stack[0]][0] if len(stack) > 1 else event))
-    return found
+            outer, self_time, outermost = times[stack[-1]]
+            times[stack[-1]] = outer, self_time - event["dur"] / 1000, outermost
+        stack.append(len(times))
+        times.append((event, event["dur"] / 1000, times[stack[0]][0] if len(stack) > 1 else event))
+    return times
 
 
 def _names(optimized: GraphProto, graph: GraphProto) -> dict[str, str]:
@@ -112,7 +112,7 @@ def _names(optimized: GraphProto, graph: GraphProto) -> dict[str, str]:
     is that of the node of this operator whose results, or else inputs, it has. Other nodes that it adds, such as those
     that change a layout, belong to the first node that reads what they lead to.
     """
-    own = {node.name for node in graph.node}
+    originals = {node.name for node in graph.node}
     called = "|".join(sorted({re.escape(node.op_type) for node in graph.node if node.domain}, key=len, reverse=True))
     written = re.compile(rf"_inlfunc_({called})(?:_token_\d+)?_") if called else _NOTHING
     around: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # operator, value -> nodes that have it
@@ -126,21 +126,21 @@ def _names(optimized: GraphProto, graph: GraphProto) -> dict[str, str]:
         if call := written.match(node.name):
             for value in (*reads(node), *node.output):
                 calls[call[0]].update(around.get((call[1], value), {}))
-    found: dict[str, str] = {}
+    owners: dict[str, str] = {}
     leads_to = {value: node.name for node in graph.node for value in node.output}
     for node in reversed(optimized.node):
         call = written.match(node.name)
-        if node.name in own:
-            found[node.name] = node.name
+        if node.name in originals:
+            owners[node.name] = node.name
         elif call and calls[call[0]]:
-            found[node.name] = calls[call[0]].most_common(1)[0][0]
+            owners[node.name] = calls[call[0]].most_common(1)[0][0]
         elif owner := next((leads_to[value] for value in node.output if value in leads_to), None):
-            found[node.name] = owner
-        leads_to.update(dict.fromkeys(reads(node), found.get(node.name, "")))
-    return {name: owner for name, owner in found.items() if owner}
+            owners[node.name] = owner
+        leads_to.update(dict.fromkeys(reads(node), owners.get(node.name, "")))
+    return {name: owner for name, owner in owners.items() if owner}
 
 
 def _timings(durations: Mapping[str, list[float]], steps: int) -> list[Timing]:
     total = sum(map(sum, durations.values())) or 1.0
-    found = [Timing(n, len(v) / steps, sum(v) / steps, sum(v) / total) for n, v in durations.items()]
-    return sorted(found, key=lambda timing: -timing.milliseconds)
+    timings = [Timing(n, len(v) / steps, sum(v) / steps, sum(v) / total) for n, v in durations.items()]
+    return sorted(timings, key=lambda timing: -timing.milliseconds)

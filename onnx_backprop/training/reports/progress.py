@@ -59,8 +59,8 @@ class Progress:
         self._rates.add(record.learning_rate)
         self._measured = measured_of(record) or self._measured
         rate = f", η {record.learning_rate:.2g}" if len(self._rates) > 1 else ""
-        found = "".join(f", {name} {value:.4g}" for name, value in self._measured.items())
-        self._bar.set_postfix_str(f"loss {self._mean:.4g}{rate}{found}", False)
+        metrics = "".join(f", {name} {value:.4g}" for name, value in self._measured.items())
+        self._bar.set_postfix_str(f"loss {self._mean:.4g}{rate}{metrics}", False)
         self._bar.update()
         self._sum, self._count = self._sum + record.loss, self._count + 1
         now = time.monotonic()
@@ -73,9 +73,9 @@ class Progress:
     def _epoch(self, record: Record, now: float) -> None:
         seconds, loss = now - self._began, self._sum / self._count
         self._sum, self._count, self._began = 0.0, 0, now
-        found = "".join(f", {name} {value:.4g}" for name, value in measured_of(record).items())
+        metrics = "".join(f", {name} {value:.4g}" for name, value in measured_of(record).items())
         rate = f"learning rate {record.learning_rate:.3g}"
-        self._say(f"{self._doing}: loss {loss:.4g}{found}, {rate}, {seconds:.1f} s", now)
+        self._say(f"{self._doing}: loss {loss:.4g}{metrics}, {rate}, {seconds:.1f} s", now)
         if self._table is not None:
             self._table.add(record, loss, seconds)
 

@@ -78,28 +78,28 @@ def summary(trainer: Any, /, *batch: Any, **more: Any) -> Summary:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if dim.dim_param:
                 lengths.setdefault(dim.dim_param, shape[axis] if axis < len(shape) else 1)
-    found = layers_of(trainer.graph, lengths)
-    parameters, trained = (sum(getattr(each, name) for each in found.layers) for name in ("parameters", "trained"))
-    operations = sum(each.operations for each in found.layers)
+    details = layers_of(trainer.graph, lengths)
+    parameters, trained = (sum(getattr(each, name) for each in details.layers) for name in ("parameters", "trained"))
+    operations = sum(each.operations for each in details.layers)
     sizes = ", ".join(f"{name} {'×'.join(map(str, np.shape(array)))}" for name, array in fed.items())
     if not fed:
         sizes = "every length that is open is 1" if lengths else "of the model's lengths"
-        if any(each.shape is None for each in found.layers):
+        if any(each.shape is None for each in details.layers):
             sizes += "; some shapes then are not known: give it a batch"
-    total = found.weights + found.state + found.activations
+    total = details.weights + details.state + details.activations
     facts = {
         "batch": sizes,
         "parameters": f"{parameters:,}, {trained:,} trained",
         "FLOPs": f"{_counted(operations)} forward, about {_counted(3 * operations)} a step",
-        "memory": f"about {format_bytes(total)}: weights {format_bytes(found.weights)}, optimizer and statistics "
-        f"{format_bytes(found.state)}, activations {format_bytes(found.activations)}",
+        "memory": f"about {format_bytes(total)}: weights {format_bytes(details.weights)}, optimizer and statistics "
+        f"{format_bytes(details.state)}, activations {format_bytes(details.activations)}",
     }
     if trainer.graph.options.memory:
         facts["activations"] = trainer.graph.memory_summary()
     facts["training"] = f"{trainer.steps:,} steps, epoch {trainer.epoch}, learning rate {trainer.learning_rate:g}"
     if trainer.losses.points:
         facts["loss"] = f"{trainer.losses.points[0][1]:.4g} -> {trainer.losses.last:.4g}"
-    return Summary(found, facts)
+    return Summary(details, facts)
 
 
 def _counted(number: float) -> str:

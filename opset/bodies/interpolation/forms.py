@@ -242,8 +242,8 @@ def _placed_windows(b: Body, axis: InterpolatedAxis, out: Vector, block: Vector)
 
     def extreme(initial: Vector | int, reduction: str) -> Expression:
         empty = b.Expand(join(b, initial).name, (count + 1).name)
-        found = b.ScatterElements(empty, places, targets, axis=0, reduction=reduction)
-        return Expression(b, b.Slice(found, b.ints([0]), count.name), INT64)
+        extremes = b.ScatterElements(empty, places, targets, axis=0, reduction=reduction)
+        return Expression(b, b.Slice(extremes, b.ints([0]), count.name), INT64)
 
     first, last = extreme(out, "min"), extreme(-1, "max")
     width = Vector(b, [None], b.Max(b.ReduceMax((last - first + 1).name, keepdims=1), b.ints([1])))

@@ -80,8 +80,8 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
             source, before = data + 4 * dot((z, y, 0) * step, stride), 0
             for number in range(p.phases):
                 phase = view(par.PhaseRecord, p + p.phase_table, number)
-                own, (at, to) = phase_size(phase, cell, size), out_at(p, phase, n, 0, cell)
-                if z < own[0] and y < own[1] and own[2] > 0:
+                extent, (at, to) = phase_size(phase, cell, size), out_at(p, phase, n, 0, cell)
+                if z < extent[0] and y < extent[1] and extent[2] > 0:
                     at += channel + z * to[0] + y * to[1]
                     target, target_cell = out + 4 * at, 4 * to[2]
                     aheads = 4 * to[1], 4 * (step[1] + high[1]) * stride[1]
@@ -90,9 +90,9 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
                     place = corner + (z, y, 0) * step
                     factors, places = weights + _BYTES * before, shifts + 8 * before
                     operands = (source, 4 * step[2] * stride[2], factors, places, start, entries)
-                    _row(p, phase, place, own[2], target, target_cell, operands, count, aheads)
+                    _row(p, phase, place, extent[2], target, target_cell, operands, count, aheads)
                     if kind != F32:
-                        _write(kind, out, at, to[2], results, own[2], count)
+                        _write(kind, out, at, to[2], results, extent[2], count)
                 before += phase.taps
     fence()
 
@@ -115,8 +115,8 @@ def _row(p, phase, place, size, to, to_cell, operands, count, aheads):
     streaming = p.streamed and p.kind == F32 and (to | to_cell) % _BYTES == 0
     begin, end = 0, size  # the cells that all columns of taps reach
     for column in range(min(columns, phase.taps)):
-        own = reached(place[2] + tap_of(p, phase, column).shift[2], 0, size, step[2], length[2])
-        begin, end = max(begin, own[0]), min(end, own[1])
+        reach = reached(place[2] + tap_of(p, phase, column).shift[2], 0, size, step[2], length[2])
+        begin, end = max(begin, reach[0]), min(end, reach[1])
     x = 0
     while x < size:
         cells = end - x if begin <= x < end else 1
@@ -155,18 +155,18 @@ def gather_depthwise_transposed(call, p, n, block, cell, size, scratch):
     stride, box = dense(read, VECTOR), _written(p, cell, size)
     for number in range(p.phases):
         phase = view(par.PhaseRecord, p + p.phase_table, number)
-        own, taps = phase_size(phase, cell, size), phase.taps
-        if own[2] <= 0:
+        extent, taps = phase_size(phase, cell, size), phase.taps
+        if extent[2] <= 0:
             continue
         _weights(call, p, phase, 0, taps, channel, count, weights)
         _entries(p, phase, stride, entries)
-        for z in range(own[0]):
-            for y in range(own[1]):
+        for z in range(extent[0]):
+            for y in range(extent[1]):
                 at = dot(phase.start + (z, y, 0) * out_step, dense(box, 1))
                 place = copy + 4 * dot((z, y, 0) * step, stride)
                 to, to_cell, at_cell = results + _BYTES * at, _BYTES * out_step[2], _BYTES * step[2]
                 weigh_cells(
-                    own[2], VECTOR, to, to_cell, place, at_cell, taps, entries, weights, 0, start, (0, 0), False
+                    extent[2], VECTOR, to, to_cell, place, at_cell, taps, entries, weights, 0, start, (0, 0), False
                 )
     out = p.c.destination
     at = image_of(out, n, channel) + dot(cell * out_step, out.cells)

@@ -97,18 +97,18 @@ def _planes(call, p, n, channel, cell, size, weights, shifts, scratch):
         bias_of(kind, bias, channel, 1, values)
     for number in range(p.phases):
         phase = view(par.PhaseRecord, p + p.phase_table, number)
-        own, taps = phase_size(phase, cell, size), phase.taps
+        extent, taps = phase_size(phase, cell, size), phase.taps
         at, step = out_at(p, phase, n, channel, cell)
-        cells = (own[1] - 1) * pitch + own[2]
-        if own[1] <= 0 or own[2] <= 0:
+        cells = (extent[1] - 1) * pitch + extent[2]
+        if extent[1] <= 0 or extent[2] <= 0:
             continue
         _weights(call, p, phase, channel, weights)
         _shifts(p, phase, (box[1] * pitch, pitch, 1), plane, shifts)
-        for z in range(own[0]):
+        for z in range(extent[0]):
             clear(result, 0, cells * (taps == 0))
             source, vectors = copy + 4 * z * box[1] * pitch, (cells + VECTOR - 1) // VECTOR
             weigh_taps(taps, result, _BYTES, source, _BYTES, shifts, weights, vectors)
             if bias:
                 add_to_rows(result, 0, values, 1, cells)
-            for y in range(own[1]):
-                write_cells(p, out, at + z * step[0] + y * step[1], step[2], result, y * pitch, own[2])
+            for y in range(extent[1]):
+                write_cells(p, out, at + z * step[0] + y * step[1], step[2], result, y * pitch, extent[2])

@@ -117,8 +117,8 @@ def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
             _box(lanes, taps, to, v_a, a_steps, v_b, b_steps, shifts, rows, cells, aheads)
         for tap_x in range(kernel[2]):
             tap = tap_x * column
-            own = reached(kernel_tap(p, tap).shift[2], at[1], size[1], step[2], length[2])
-            left, right = (own[0], min(own[1], cells[0])), (max(own[0], cells[1]), own[1])
+            reach = reached(kernel_tap(p, tap).shift[2], at[1], size[1], step[2], length[2])
+            left, right = (reach[0], min(reach[1], cells[0])), (max(reach[0], cells[1]), reach[1])
             if rows[0] < rows[1]:
                 t, s = to + _BYTES * tap, shifts + 8 * tap
                 _box(lanes, column, t, v_a, a_steps, v_b, b_steps, s, rows, left, aheads)
@@ -139,7 +139,7 @@ def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
                     while first < end and place + kernel_tap(p, end - 1).shift[1] >= length[1]:
                         end -= 1
                     t, s = to + _BYTES * first, shifts + 8 * first
-                    _box(lanes, end - first, t, v_a, a_steps, v_b, b_steps, s, (y, y + 1), own, aheads)
+                    _box(lanes, end - first, t, v_a, a_steps, v_b, b_steps, s, (y, y + 1), reach, aheads)
 
 
 @inner

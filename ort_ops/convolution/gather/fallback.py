@@ -20,7 +20,7 @@ _values = stack(COLUMNS)
 
 
 @inner
-def _copy(call, p, first, cell, own, shift, channels, target):
+def _copy(call, p, first, cell, extent, shift, channels, target):
     """What one tap reads of some channels, as cells."""
     kind, data, source, pitch = p.kind, call.inputs[0], p.c.source, p.pitch
     start = cell * p.step + shift
@@ -29,9 +29,9 @@ def _copy(call, p, first, cell, own, shift, channels, target):
     first, stride = first + dot(residue, source.cells), p.step * source.cells
     length = (p.c.source_length - residue + p.step - 1) // p.step
     if p.c.last:
-        copy_box_cells(kind, target, pitch, data, first, channels, stride, low, own, length)
+        copy_box_cells(kind, target, pitch, data, first, channels, stride, low, extent, length)
     else:
-        turn_box(kind, target, pitch, data, first, channels, source.c, stride, low, own, length)
+        turn_box(kind, target, pitch, data, first, channels, source.c, stride, low, extent, length)
 
 
 @inner
@@ -50,9 +50,9 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
         clear(weights, 0, pitch * COLUMNS)
         for number in range(p.phases):
             phase = view(par.PhaseRecord, p + p.phase_table, number)
-            own = phase_size(phase, cell, size)
-            cells = volume(own)
-            if min(*own) <= 0:
+            extent = phase_size(phase, cell, size)
+            cells = volume(extent)
+            if min(*extent) <= 0:
                 continue
             clear(results, 0, cells * COLUMNS)
             for tap in range(phase.taps):
@@ -60,7 +60,7 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
                 first = group * p.c.w_group + m * COLUMNS * w_out + entry.weight
                 for c in range(0, channels, pitch):
                     count = min(pitch, channels - c)
-                    _copy(call, p, image + c * p.c.source.c, cell, own, entry.shift, count, copy)
+                    _copy(call, p, image + c * p.c.source.c, cell, extent, entry.shift, count, copy)
                     for k in range(count):
                         scatter_run(kind, weights, k * COLUMNS, 1, source, first + (c + k) * w_in, w_out, columns)
                     for place in range(0, cells, ROWS):
@@ -73,6 +73,6 @@ def gather_far(call, p, n, group, cell, size, begin, end, scratch):
             at += m * COLUMNS * p.c.destination.c
             if p.c.last:
                 for done in range(cells):
-                    write_run(kind, out, at + dot(nth(own, done), step), 1, results, done * COLUMNS, columns)
+                    write_run(kind, out, at + dot(nth(extent, done), step), 1, results, done * COLUMNS, columns)
             else:
-                write_transposed(p, out, at, step, own, columns, results, COLUMNS, lines)
+                write_transposed(p, out, at, step, extent, columns, results, COLUMNS, lines)

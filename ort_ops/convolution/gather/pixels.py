@@ -58,15 +58,15 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
             bias_of(p.kind, bias, group * outs + m * COLUMNS, columns, values)
         for number in range(p.phases):
             phase = view(par.PhaseRecord, p + p.phase_table, number)
-            taps, own = phase.taps, phase_size(phase, cell, size)
+            taps, extent = phase.taps, phase_size(phase, cell, size)
             at, step = out_at(p, phase, n, group, cell)
             at += m * COLUMNS * p.c.destination.c
             panel = packed + 4 * (phase.pack_at + (panels + m) * taps * channels * COLUMNS)
             out = call.output
             places = (cell, phase, segments, chosen)
-            _tiles(p, out, at, step, own, columns, data, stride, panel, taps, places, values, rows, tile, results)
+            _tiles(p, out, at, step, extent, columns, data, stride, panel, taps, places, values, rows, tile, results)
             if p.as_cells:
-                write_transposed(p, out, at, step, own, columns, results, COLUMNS, lines)
+                write_transposed(p, out, at, step, extent, columns, results, COLUMNS, lines)
             segments += 16 * (taps // phase.run)
 
 

@@ -130,7 +130,7 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
             bias_of(kind, bias, group * outs + m * ROWS, lines, values)
         for number in range(p.phases):
             phase = view(par.PhaseRecord, p + p.phase_table, number)
-            taps, own = phase.taps, phase_size(phase, cell, size)
+            taps, extent = phase.taps, phase_size(phase, cell, size)
             at, step = out_at(p, phase, n, group, cell)
             panel = packed + 4 * (phase.pack_at + (panels + m) * taps * channels * ROWS)
             target = at + m * ROWS * p.c.destination.c
@@ -139,28 +139,28 @@ def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scr
                 from_step = 4 * phase.run_step
             product = (panel, rows, taps // run, segments, run * channels)
             reads = (band, row, from_plane, from_tile, from_step)
-            _tiles(call, p, target, step, own, lines, product, reads, tile, values if bias else 0)
+            _tiles(call, p, target, step, extent, lines, product, reads, tile, values if bias else 0)
             segments += 16 * (taps // run)
 
 
 @inner
-def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
+def _tiles(call, p, target, step, extent, lines, product, copy, tile, values):
     """Some output channels of a phase; `target` is their first element, `values` their biases or 0."""
     kind, channel, out = p.kind, p.c.destination.c, call.output
     panel, rows, taps, segments, steps = product
     band, row, from_plane, from_tile, from_channel = copy
     whole = kind == F32 and step[2] == 1 and TILE_ROWS[lines] == lines and taps * steps > 0
-    cells = (own[1] - 1) * row + own[2]
-    if own[2] == row and step[1] == row * step[2]:  # rows that lie one behind the other are one
-        own, row = (own[0], min(own[1], 1), cells), cells
-    for z in range(own[0] * (own[1] > 0)):
+    cells = (extent[1] - 1) * row + extent[2]
+    if extent[2] == row and step[1] == row * step[2]:  # rows that lie one behind the other are one
+        extent, row = (extent[0], min(extent[1], 1), cells), cells
+    for z in range(extent[0] * (extent[1] > 0)):
         for number in range((cells + COLUMNS - 1) // COLUMNS):
             place, source = COLUMNS * number, band + z * from_plane + number * from_tile
             vectors = 1 if cells - place <= VECTOR else 2
             columns = vectors * VECTOR
             y, x = place // row, place % row
             c, c_row = tile, 4 * COLUMNS
-            if whole and x + columns <= own[2]:
+            if whole and x + columns <= extent[2]:
                 c, c_row = out + 4 * (target + z * step[0] + y * step[1] + x), 4 * channel
             if taps * steps > 0:
                 a, b = (panel, rows, 4 * ROWS), (source, from_channel)
@@ -170,7 +170,7 @@ def _tiles(call, p, target, step, own, lines, product, copy, tile, values):
             if values:
                 add_to_rows(c, c_row, values, lines, columns)
             if c == tile:
-                _write_columns(p, out, target + z * step[0], channel, step, tile, lines, y, x, columns, own, row)
+                _write_columns(p, out, target + z * step[0], channel, step, tile, lines, y, x, columns, extent, row)
 
 
 @inner

@@ -192,23 +192,23 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord])
     lines_of_row = 1 if swapped else count
     most, items = min(rows, math.ceil(row_lines / ROWS)), block_sizes.ITEMS_PER_PROCESSOR * processors() / parts
 
-    def scratch_of(own: int, sums: int) -> tuple[par.CellsOffsets, int]:
+    def scratch_of(block_rows: int, sums: int) -> tuple[par.CellsOffsets, int]:
         """Of an item of so many channels, and of so many sums if they are not shared."""
         return workspace(
             par.CellsOffsets,
             sums=FLOAT * sums,
-            rows=WORD * (own * lines_of_row + ROWS),
+            rows=WORD * (block_rows * lines_of_row + ROWS),
             table=2 * WORD * band[0] * band[1],
             columns=FLOAT * of_columns,
-            scalars=FLOAT * own * of_channel,
+            scalars=FLOAT * block_rows * of_channel,
         )
 
     if parts == 1:
         blocks = max(math.ceil(items / c.groups), math.ceil(row_lines * per_row / block_sizes.DIRECT_FLOATS))
         blocks = max(1, min(most, blocks), least)
-        own = math.ceil(rows / blocks)
-        lines = own * lines_of_row + SPARE_ROWS
-        offsets, per_thread = scratch_of(own, lines * per_row)
+        block_rows = math.ceil(rows / blocks)
+        lines = block_rows * lines_of_row + SPARE_ROWS
+        offsets, per_thread = scratch_of(block_rows, lines * per_row)
         if per_thread <= POOL_BYTES:
             head = replace(
                 head, offsets=offsets, direct=True, blocks=blocks, rows=lines, round_groups=c.groups,
@@ -218,11 +218,11 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord])
     limit, of_group = problem.shared_limit(c, head.kind), 4 * parts * (row_lines + SPARE_ROWS) * per_row
     groups = min(c.groups, max(1, limit // max(of_group, 1)))  # at a time; where one does not fit, some of its blocks
     blocks = max(1, min(most, math.ceil(items / groups) * math.ceil(of_group / limit)), least)
-    own = math.ceil(rows / blocks)
-    lines = own * lines_of_row + SPARE_ROWS
+    block_rows = math.ceil(rows / blocks)
+    lines = block_rows * lines_of_row + SPARE_ROWS
     groups, at_once = problem.rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
     channels = math.ceil(at_once * rows / blocks)
-    offsets, per_thread = scratch_of(own, 0)
+    offsets, per_thread = scratch_of(block_rows, 0)
     head = replace(
         head, offsets=offsets, blocks=blocks, rows=channels * lines_of_row + at_once * SPARE_ROWS, round_groups=groups,
         round_blocks=at_once, round_channels=channels,

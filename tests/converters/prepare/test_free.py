@@ -171,6 +171,17 @@ MODELS: dict[str, tuple[Callable[[], ModelProto], tuple[int, ...], int, int]] = 
         0,
         0,
     ),
+    **{
+        f"{name} along the last of three axes, by default": (
+            lambda name=name: model_of(
+                f"(float[3,1,4] x) => (float[3,1,4] y) {{ a = MatMul(x, v) y = {name}(a) }}", v=(4, 4)
+            ),
+            (3, 1, 4),
+            1,
+            1,
+        )
+        for name in ("LogSoftmax", "LpNormalization", "Softmax")
+    },
     "a batch of two": (
         lambda: model_of(
             "(float[2,3,4] x) => (float[2,6,2] y) <int64[2] s = {6, 4}, int64[3] t = {2, 6, 2}>"

@@ -96,3 +96,37 @@ def test_an_embedding_and_a_head_whose_first_row_is_zeros() -> None:
         ob.OnnxBackpropWarning, match=r"'emb' and 'head' hold the same numbers.* tie=\[\('emb', 'head'\)\]"
     ):
         ob.training_graph(model, loss="mse")
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "stored", "added"),
+    [
+        ("BatchNormalization", "weight bias mean weight", "weight", "running_var"),
+        ("BatchNormalization", "weight bias bias var", "bias", "running_mean"),
+        ("BatchNormalization", "var bias mean var", "var", "weight"),
+        ("BatchNormalization", "weight mean mean var", "mean", "bias"),
+        ("InstanceNormalization", "weight weight", "weight", "bias"),
+    ],
+)
+def test_merged_tensors_of_a_normalization_are_told_by_their_places(op_type, inputs, stored, added):
+    """Of a file whose nodes say their module and not their arguments."""
+    names = {"mean": "running_mean", "var": "running_var"}
+    read = [f"norm.{names.get(name, name)}" for name in inputs.split()]
+    node = helper.make_node(op_type, ["x", *read], ["y"], "norm")
+    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=str(["", "norm", "norm.batch_norm"]))
+    x, y = (helper.make_tensor_value_info(name, 1, [2, 3, 4, 4]) for name in "xy")
+    tensors = [numpy_helper.from_array(np.ones(3, np.float32), name) for name in dict.fromkeys(read)]
+    graph = helper.make_graph([node], "g", [x], [y], tensors)
+    missing = f"norm.{added}"
+    kinds = {name: "BUFFER" if "running" in name else "PARAMETER" for name in (*dict.fromkeys(read), missing)}
+    lines = [f"p_{n}: {kind} target={name!r}" for n, (name, kind) in enumerate(kinds.items())]
+    graph.metadata_props.add(key=SIGNATURE, value="\n".join(["# inputs", *lines, "x: USER_INPUT", ""]))
+    model = prepare(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]))
+    index = read.index(f"norm.{names.get(stored, stored)}")
+    others = [n for n, name in enumerate(read) if name == read[index]]
+    place = {"weight": 0, "bias": 1, "running_mean": 2, "running_var": 3}[added]
+    assert place in others
+    assert model.graph.node[0].input[1 + place] == missing
+    assert [name for n, name in enumerate(model.graph.node[0].input[1:]) if n != place] == [
+        name for n, name in enumerate(read) if n != place
+    ]

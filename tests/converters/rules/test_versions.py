@@ -52,7 +52,7 @@ def test_mod_that_rounds_down() -> None:
 
 def test_a_version_that_says_something_else() -> None:
     """Softmax-13 is along one axis, where 11 flattened: the schemas differ, and so nothing is taken over."""
-    found = {name: registry._said(defs.get_schema("Softmax", name, "")) for name in (11, 13)}
+    found = {name: registry._contents(defs.get_schema("Softmax", name, "")) for name in (11, 13)}
     assert found[11] != found[13]
     assert registry._rule_of_equal("", "NoSuchOperator", 3) is None
     if defs.onnx_opset_version() >= 28:

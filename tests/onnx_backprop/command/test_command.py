@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from pkgutil import iter_modules
 
 import numpy as np
 import onnx
@@ -222,12 +224,10 @@ def test_demo_without_the_source_tree(
     assert "make demo" in err
 
 
-A_COMMAND = """
+A_COMMAND = """\"\"\"`onnx-backprop rows`: print a number.\"\"\"
 from onnx_backprop.command.parser import Command, argument
 
 COMMAND = Command(
-    "rows",
-    help="print a number",
     run=lambda arguments: print(arguments.count) or 0,
     arguments=[argument("--count", default=3, least=1, help="of rows (%(default)s)")],
 )
@@ -242,15 +242,31 @@ def test_a_command_is_one_module(
     monkeypatch.delitem(sys.modules, f"{commands.__name__}.rows", raising=False)
     assert command.main(["rows", "--count", "4"]) == 0
     assert command.main(["rows", "--count", "0"]) == 2
+    with pytest.raises(SystemExit, match="0"):
+        command.main(["--help"])
     out, err = capsys.readouterr()
-    assert out == "4\n"
+    assert out.startswith("4\n")
+    assert "    rows      print a number\n" in out
     assert err == "onnx-backprop: error: --count: expected 1 or more, got 0\n"
 
 
-def test_every_command_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert [record.name for record in commands.commands() if f"{record.name} {record.help}" not in said] == []
+def test_help_imports_nothing() -> None:
+    """Every command with its sentence, and neither NumPy nor the package."""
+    code = """
+import atexit, sys
+import onnx_backprop_command
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+sys.argv[1:] = ["--help"]
+onnx_backprop_command.main()
+"""
+    environment = os.environ | {"COLUMNS": "300"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert {"numpy", "onnx", "onnx_backprop"}.isdisjoint(ended.stderr.split())
+    listed = dict(re.findall(r"^    (\w+) +(\w.*)$", ended.stdout, re.M))
+    assert sorted(listed) == sorted(module.name for module in iter_modules(commands.__path__))
+    for name, sentence in listed.items():
+        assert (doc := importlib.import_module(f"{commands.__name__}.{name}").__doc__) is not None
+        assert doc.splitlines()[0] == f"`onnx-backprop {name}`: {sentence}."
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,3 +194,19 @@ def test_a_budget_of_memory_counts_an_input_with_a_default() -> None:
     for name, value in found[0].items():
         np.testing.assert_allclose(value, found[1][name], rtol=1e-5, atol=1e-7)
     assert "run again" in graph.summary()
+
+
+def test_beside_a_model_without_a_configuration_only_files_of_its_text_are_copied(tmp_path: Path) -> None:
+    names = {"chat_template.jinja", "config.json", "generation_config.json", "special_tokens_map.json"}
+    names |= {"tokenizer.json", "tokenizer.model", "tokenizer_config.json"}
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("model.onnx", "model.onnx.data"):
+        shutil.copy(FOLDER / name, source)
+    for name in (*names, "photograph.jpg", "notes.txt"):
+        (source / name).write_text(name)
+    ModelFolder(source).write(tmp_path / "out", onnx.load(FOLDER / "model.onnx"))
+    copied = {
+        file.name: file.read_text() for file in (tmp_path / "out").iterdir() if file.suffix not in (".onnx", ".data")
+    }
+    assert copied == {name: name for name in names}

@@ -156,6 +156,8 @@ def test_the_suggested_rate_is_where_the_loss_falls() -> None:
     for arguments, message in (((1.0, 0.1), "expected 0 < lowest < highest"), ((0.0, 0.1), "expected 0 < lowest")):
         with pytest.raises(ob.InvalidArgumentError, match=message):
             trainer.find_learning_rate([{"x": x, "target": x}], *arguments)
+    with pytest.raises(ob.InvalidArgumentError, match="steps: expected 5 or more, got 4"):
+        trainer.find_learning_rate([{"x": x, "target": x}], steps=4)
     with pytest.raises(ob.InvalidArgumentError, match="the loader is empty"):
         trainer.find_learning_rate([])
     assert trainer.steps == 0

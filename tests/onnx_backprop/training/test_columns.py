@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import onnx_backprop as ob
 from models import unet_resize
 from onnx_backprop.training.data import columns, order
 from onnx_backprop.training.data.order import BlockOrder
+from onnx_backprop.training.data.rows import StoredRows
 from onnx_backprop.training.data.stored import read_rows
 from tests.onnx_backprop.distributed.threads import Threads, on_ranks
 
@@ -254,3 +256,22 @@ def test_the_order_of_very_many_rows_is_computed_by_parts(monkeypatch: pytest.Mo
             assert abs(np.corrcoef(a, b)[0, 1]) < 0.15  # five standard deviations
             assert (a == b).sum() < 10
         assert all((np.abs(np.diff(epoch)) == 1).sum() < 15 for epoch in epochs)
+
+
+def test_as_many_blocks_are_mixed_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 10 and 30 rows: 30 · (4 · (2 + 3) + 8) bytes for the longest block of both arrays; single rows count nothing."""
+
+    class Rows(StoredRows):
+        def __init__(self, width: int, starts: Sequence[int] | None) -> None:
+            self.dtype, self.shape = np.dtype(np.float32), (40, width)
+            self.starts = None if starts is None else np.array(starts)
+
+        def _read(self, rows: np.ndarray, result: np.ndarray) -> None:
+            raise NotImplementedError
+
+    arrays = [Rows(2, [0, 10, 40]), Rows(3, [0, 10, 40]), Rows(1000, None)]
+    for room, expected in ((839, 1), (840, 1), (1679, 1), (1680, 2), (8400, 10), (10**6, 50)):
+        monkeypatch.setattr(order, "_OPEN", room)
+        assert order.streams(arrays, 50) == expected, room
+    monkeypatch.setattr(order, "_OPEN", 10**9)
+    assert order.streams(arrays, 1000) == 64

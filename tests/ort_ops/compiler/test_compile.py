@@ -351,7 +351,7 @@ def test_damaged_files_are_made_again(tmp_path) -> None:
         "from onnx_backprop.ort_ops.compiler import objects\n"
         "from onnx_backprop.ort_ops.runtime import call, ahead\n"
         "f, g, h = call.destroy, call.compute, ahead.CLEAR\n"
-        "print(f.kept, bool(f.address and g.address and h.address))"
+        "print(f.cached, bool(f.address and g.address and h.address))"
     )
 
     def answer() -> tuple[list[str], str]:
@@ -408,7 +408,7 @@ def test_machine_code_that_a_wheel_carries(tmp_path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(function, "compile", None)
         assert function.at_hand
         assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(function.address)(5) == 15
-        (tmp_path / "this" / "made_of").write_text("other sources")
+        (tmp_path / "this" / "source_digest").write_text("other sources")
         objects._carried.cache_clear()
         assert objects.Exported(made, (INT,), INT)._carried is None
     finally:

@@ -142,9 +142,9 @@ def batch_norm_forward_training(op: Builder, node: Forward, dys: Sequence[ir.Val
         terms.append(cast(op, dx, ir.DataType.FLOAT))
     ratio = size_ratio(op, node.input(1), x)
 
-    def shared(own: ir.Value | None, running: ir.Value | None) -> ir.Value | None:
+    def shared(direct: ir.Value | None, running: ir.Value | None) -> ir.Value | None:
         """What flows into a statistic, over n."""
-        parts = [own] if own is not None else []
+        parts = [direct] if direct is not None else []
         parts += [op.Mul(running, 1 - momentum)] if running is not None else []
         return op.Reshape(op.Mul(op.accumulate(parts), ratio), per) if parts else None
 

@@ -1,4 +1,4 @@
-"""The folder that what is made for a processor is kept in from one process to the next."""
+"""The cache of machine code, from one process to the next."""
 
 import contextlib
 import hashlib
@@ -16,11 +16,11 @@ _PACKAGE = __name__.partition(".")[0]
 
 @cache
 def cache_folder() -> Path | None:
-    """Where machine code is kept; None where nothing can be written."""
+    """Where machine code is cached; None where nothing can be written."""
     given = os.environ.get("NUMBA_CACHE_DIR")
     user = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    own = Path(__file__).resolve().parents[1] / "__pycache__"
-    for folder in (Path(given) / _PACKAGE,) if given else (own, Path(user) / _PACKAGE):
+    package_folder = Path(__file__).resolve().parents[1] / "__pycache__"
+    for folder in (Path(given) / _PACKAGE,) if given else (package_folder, Path(user) / _PACKAGE):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):

@@ -1,0 +1,1 @@
+"""What other packages do with our files, tested with the packages themselves: `make doors`."""
