@@ -12,7 +12,7 @@ from onnx_backprop.converters.derivatives.seeds import at_once
 from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.reverse.batching.add_axis import PerSample
-from onnx_backprop.converters.reverse.batching.batch import AXIS, batch
+from onnx_backprop.converters.reverse.batching.batch import batch
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
 from onnx_backprop.converters.reverse.models.derivatives import Derivative
@@ -121,7 +121,7 @@ def _unit_products(
     unit = op.EyeLike(op.filled(op.joined(count, count), 0, element_type(seed)))
     unit = op.Reshape(unit, op.joined(count, shape), allowzero=1)
     blocks: list[ir.Value] = []
-    symbol, opsets = _count(value) or AXIS, work.model.opset_imports
+    symbol, opsets = _count(value), work.model.opset_imports
     batched = batch(work.graph, op, [seed], ends, opsets, stacked=[unit], symbol=symbol, by_rules=by_rules)
     op.prefix = f"{name}_unit"
     for end, result, rows in zip(ends, shapes, batched, strict=True):

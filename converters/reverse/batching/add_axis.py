@@ -1,11 +1,11 @@
 """A new axis on inputs of a model and on all its outputs; one row of a batch, and all of them again."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.batching.batch import batch
+from onnx_backprop.converters.reverse.batching.batch import batch, free_symbol
 from onnx_backprop.converters.reverse.batching.folding import moved
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import drop_unread
@@ -14,7 +14,7 @@ from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.shapes import Dims
-from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.walk import all_nodes, is_standard, subgraphs
 
 PerSample = bool | Sequence[str]
@@ -33,7 +33,7 @@ def add_axis(
     outputs.
     """
     graph, gone = model.graph, instead or {}
-    symbol = symbol or unique("batch", set(_symbols(graph)))
+    symbol = symbol or free_symbol(graph, "batch")
     op = Builder(used_names(graph))
     op.prefix = "rows"
     seeds = [value for value in inputs_of(graph).values() if value.name in axes]
@@ -84,11 +84,6 @@ def _whole(op: Builder, graph: ir.Graph, seed: ir.Value, axis: int, symbol: str,
 def inputs_of(graph: ir.Graph) -> dict[str, ir.Value]:
     """Inputs and initializers by name."""
     return {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
-
-
-def _symbols(graph: ir.Graph) -> Iterable[str]:
-    values = [*inputs_of(graph).values(), *(value for node in all_nodes(graph) for value in node.outputs)]
-    return (length for value in values for length in dims(value) or () if isinstance(length, str))
 
 
 @dataclass(frozen=True)

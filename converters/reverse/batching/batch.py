@@ -17,12 +17,13 @@ from onnx_backprop.converters.reverse.batching.together import spans
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.expand import Expansion, function_body, rename
 from onnx_backprop.converters.reverse.forward import label, unsupported
+from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.unread import detach
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.errors import OnnxBackpropError
 from onnx_backprop.opset.core.shapes import Dim
 from onnx_backprop.opset.graphs.facts import DRAWS
-from onnx_backprop.opset.graphs.names import named_after
+from onnx_backprop.opset.graphs.names import named_after, unique
 from onnx_backprop.opset.graphs.order import descendants
 from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes, is_standard, subgraphs, values_read
 
@@ -38,16 +39,18 @@ def batch(
     opsets: Mapping[str, int],
     *,
     stacked: Sequence[ir.Value] | None = None,
-    symbol: Dim = AXIS,
+    symbol: Dim = None,
     by_rules: bool = True,
 ) -> list[ir.Value]:
     """One result for every entry of the seeds along a new axis 0.
 
     seeds: graph inputs, which get that axis; results: graph outputs. What does not depend on the seeds is computed
-    once. stacked: values with that axis, in the place of the seeds, which go from the inputs. symbol: its length.
+    once. stacked: values with that axis, in the place of the seeds, which go from the inputs. symbol: its length;
+    None for a symbol that is new to the graph, since onnxruntime reuses memory between equal ones.
     by_rules: False puts everything into one Scan. Returns what takes the place of the results, among the outputs too,
     under their names; `<x>_rows` is what an input that is an output too becomes.
     """
+    symbol = free_symbol(graph, AXIS) if symbol is None else symbol
     rows: list[ir.Value] = []
     for seed in seeds:
         row = ir.Value(name=op.unique(f"{seed.name}_row"), type=seed.type, shape=seed.shape)
@@ -83,6 +86,13 @@ def batch(
         new.name = op.unique(f"{name}_rows") if name in kept else name
         graph.outputs.insert(place, new)
     return made
+
+
+def free_symbol(graph: ir.Graph, name: str) -> str:
+    """A name for a length that no value of a graph has, those of its sub-graphs among them."""
+    values = [value for one in (graph, *graph.subgraphs()) for value in (*one.inputs, *one.initializers.values())]
+    values += [value for node in all_nodes(graph) for value in node.outputs]
+    return unique(name, {length for value in values for length in dims(value) or () if isinstance(length, str)})
 
 
 class _Walk:
