@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.derivatives.dense import hessian, jacobian
     from onnx_backprop.converters.derivatives.family import family
     from onnx_backprop.converters.derivatives.products import hvp, jvp, vjp
+    from onnx_backprop.converters.derivatives.vmap import vmap
     from onnx_backprop.converters.finetune.head import replace_head
     from onnx_backprop.converters.finetune.lora import LoraModel, lora
     from onnx_backprop.converters.prepare.ir_models import use_kernels
@@ -160,6 +161,7 @@ __all__ = [
     "value_and_grad",
     "vector_function",
     "vjp",
+    "vmap",
 ]
 
 try:
@@ -174,6 +176,7 @@ _WHERE = {
     "converters.derivatives.dense": "hessian jacobian",
     "converters.derivatives.family": "family",
     "converters.derivatives.products": "hvp jvp vjp",
+    "converters.derivatives.vmap": "vmap",
     "converters.finetune.head": "replace_head",
     "converters.finetune.lora": "LoraModel lora",
     "converters.quantized.dequantize": "dequantize",

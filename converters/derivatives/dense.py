@@ -7,10 +7,12 @@ from typing import Unpack
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.derivatives.batched import batch
 from onnx_backprop.converters.derivatives.products import gradients_of_scalar, tangents
+from onnx_backprop.converters.derivatives.seeds import at_once
 from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work
 from onnx_backprop.converters.prepare.ir_models import as_given
+from onnx_backprop.converters.reverse.batching.add_axis import PerSample
+from onnx_backprop.converters.reverse.batching.batch import batch
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
 from onnx_backprop.converters.reverse.models.derivatives import Derivative
@@ -24,7 +26,13 @@ Table = dict[str, dict[str, str]]
 
 @as_given
 def jacobian(
-    model: Model, wrt: Names = None, of: Names = None, *, direction: str = "auto", **options: Unpack[Options]
+    model: Model,
+    wrt: Names = None,
+    of: Names = None,
+    *,
+    direction: str = "auto",
+    per_sample: PerSample = False,
+    **options: Unpack[Options],
 ) -> ModelProto:
     """∂y/∂x as further outputs `<y>_jacobian_<x>`, of the shape of y followed by that of x.
 
@@ -32,6 +40,7 @@ def jacobian(
         model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         direction: "reverse" computes it by rows, one for each element of y; "forward" by columns, one for each element
             of x; "auto" the fewer of them where all lengths are known, else rows. What the rows share is computed once.
+        per_sample: of each row of a batch alone, as `backward` takes it: y of (N, 3) by x of (N, 4) has (N, 3, 4).
 
     A block of zeros has a warning. Raises: what `backward` does.
     """
@@ -39,6 +48,7 @@ def jacobian(
         allowed = ", ".join(map(repr, DIRECTIONS))
         raise InvalidArgumentError(f"direction: expected one of {allowed}, got {direction!r}")
     work = Work(model, wrt, of, **options)
+    work.take_one_row(per_sample)
     stage = work.plan(wrt, of)
     xs, ys = ([str(value.name) for value in values] for values in (stage.wrt, stage.of))
     forward = direction == "forward" or (direction == "auto" and _elements(stage.wrt) < _elements(stage.of))
@@ -71,8 +81,14 @@ def hessian(model: Model, wrt: Names = None, of: Names = None, **options: Unpack
 
 def _elements(values: Sequence[ir.Value]) -> float:
     """How many there are; none where a length is unknown, which compares as neither less nor more."""
-    lengths = [known_lengths(value) for value in values]
-    return sum(prod(one) for one in lengths if one is not None) if None not in lengths else float("nan")
+    counts = [_count(value) for value in values]
+    return sum(one for one in counts if one is not None) if None not in counts else float("nan")
+
+
+def _count(value: ir.Value) -> int | None:
+    """How many elements a value has, where that is known."""
+    lengths = known_lengths(value)
+    return None if lengths is None else prod(lengths)
 
 
 def _rows(work: Work, y: str, xs: Sequence[str], **arguments: bool) -> list[tuple[str, str, ir.Value]]:
@@ -94,7 +110,7 @@ def _unit_products(
 ) -> list[ir.Value]:
     """What each result is for every unit vector as the seed: blocks of the shapes of both, graph outputs."""
     ((name, seed_name),) = seeds.items()
-    work.begin_batch([seed_name])
+    by_rules = at_once(work, [seed_name], lambda: _count(values_by_name(work.graph)[name]))
     (seed,), ends = work.inputs([seed_name]), work.outputs(results.values())
     shapes = [dims(end) for end in ends]
     op = Builder(used_names(work.graph))
@@ -105,7 +121,10 @@ def _unit_products(
     unit = op.EyeLike(op.filled(op.joined(count, count), 0, element_type(seed)))
     unit = op.Reshape(unit, op.joined(count, shape), allowzero=1)
     blocks: list[ir.Value] = []
-    for end, result, rows in zip(ends, shapes, batch(work.graph, op, [seed], ends, [unit]), strict=True):
+    symbol, opsets = _count(value), work.model.opset_imports
+    batched = batch(work.graph, op, [seed], ends, opsets, stacked=[unit], symbol=symbol, by_rules=by_rules)
+    op.prefix = f"{name}_unit"
+    for end, result, rows in zip(ends, shapes, batched, strict=True):
         place = [value is rows for value in work.graph.outputs].index(True)
         lengths, parts = known_lengths(end), [shape_known, result]
         inner = op.Shape(rows, start=1) if lengths is None else op.ints(lengths)

@@ -9,11 +9,12 @@ from typing import Unpack
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.derivatives.batched import batch
 from onnx_backprop.converters.derivatives.products import tangents
+from onnx_backprop.converters.derivatives.seeds import at_once
 from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work, drop_dead
 from onnx_backprop.converters.derivatives.written_out import written_out
 from onnx_backprop.converters.prepare.writing.unsaid import without_inferred
+from onnx_backprop.converters.reverse.batching.batch import batch
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, element_type, is_float, known_lengths
 from onnx_backprop.converters.reverse.models.named import values_by_name
@@ -174,10 +175,10 @@ class _Member:
     def _batch(self, symbol: str, seeds: Sequence[str], ends: Sequence[str]) -> None:
         """Give seeds and results a leading axis."""
         work = self.work
-        work.begin_batch(seeds)
+        by_rules = at_once(work, seeds)
         op = Builder(used_names(work.graph))
         op.prefix = symbol
-        batch(work.graph, op, work.inputs(seeds), work.outputs(ends))
+        batch(work.graph, op, work.inputs(seeds), work.outputs(ends), work.model.opset_imports, by_rules=by_rules)
         work.append(op)
         for value in (*work.inputs(seeds), *work.outputs(ends)):
             name = str(value.name)

@@ -10,10 +10,11 @@ from typing import Unpack
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.derivatives.batched import batch
+from onnx_backprop.converters.derivatives.seeds import at_once
 from onnx_backprop.converters.derivatives.wanted import asks_shape, values_of
 from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work, drop_dead, named
 from onnx_backprop.converters.prepare.ir_models import as_given
+from onnx_backprop.converters.reverse.batching.batch import batch
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import unsupported
 from onnx_backprop.converters.reverse.known import dims, known_lengths
@@ -187,8 +188,8 @@ def _remove_seeds(work: Work, seeds: Mapping[str, str], results: Iterable[str]) 
 
 def _batch(work: Work, made: Derivative) -> None:
     """Give the seeds and results of a derivative their axis."""
-    work.begin_batch(made.seeds.values())
+    by_rules = at_once(work, made.seeds.values())
     op = Builder(used_names(work.graph))
-    op.prefix = made.mode
-    batch(work.graph, op, work.inputs(made.seeds.values()), work.outputs(made.results.values()))
+    seeds, results = work.inputs(made.seeds.values()), work.outputs(made.results.values())
+    batch(work.graph, op, seeds, results, work.model.opset_imports, by_rules=by_rules)
     work.append(op)

@@ -7,7 +7,6 @@ from typing import TypedDict, Unpack
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.derivatives.batched import write_out
 from onnx_backprop.converters.prepare.lengths.free import Free
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.reverse.builder import Builder
@@ -45,12 +44,6 @@ class Work(Draft):
     def plan(self, wrt: Names, of: Names) -> Differentiation:
         """What would be differentiated by what."""
         return Differentiation(self.model, wrt=wrt, of=of, quiet=True)
-
-    def begin_batch(self, seeds: Iterable[str]) -> None:
-        """`infer_types` before products with several seeds; bodies in standard operators are taken apart for that."""
-        self.infer_types()
-        if self.kernels == "onnx":
-            write_out(self.graph, self.inputs(seeds), self.model.opset_imports)
 
     def inputs(self, names: Iterable[str]) -> list[ir.Value]:
         return _picked(self.graph.inputs, names)

@@ -156,7 +156,7 @@ def _alone(
     if amend is not None:
         amend(body, node)
     proto.domain = body.domain = LOCAL
-    body.name = proto.op_type
+    body.name, proto.overload = proto.op_type, ""
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     assign(body.opset_import, imports)
     outputs = {str(value.name): value for value in node.outputs if value.name}

@@ -18,8 +18,9 @@ from onnx_backprop.converters.prepare.selection import Patterns, aliases, select
 from onnx_backprop.converters.recompute.memory import fit_memory
 from onnx_backprop.converters.recompute.order import weights_early
 from onnx_backprop.converters.recompute.waiting import Backward, dropped_again, shapes_first
+from onnx_backprop.converters.reverse.batching.add_axis import PerSample
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.converters.reverse.known import dims, is_float
 from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.reverse.path import find_path
@@ -197,6 +198,18 @@ class TrainingDraft(Draft):
         if masks is not None:
             self.graph.inputs.append(masks)
             self.masks = str(masks.name)
+
+    def take_rows_of_loss(self, per_sample: PerSample) -> None:
+        """`take_one_row`, of the targets too."""
+        self.take_one_row(per_sample)
+        for value in self.graph.inputs if per_sample is not False else ():
+            shape = dims(value)
+            if value.name in self.targets and (shape is None or (shape and not isinstance(shape[0], int))):
+                raise InvalidArgumentError(
+                    f"the rows of {value.name!r}, of the shape {list(shape or ['unknown'])}, are not known to be those "
+                    f"of the other inputs. Name it too, as per_sample=['x', {value.name!r}]",
+                    "per_sample",
+                )
 
     def differentiate_loss(
         self, requested: Requested, choice: TrainableChoice, half: ir.DataType | None, *, budget: bool

@@ -10,8 +10,10 @@ from onnx_backprop.converters.prepare.decoder import CacheEditor
 from onnx_backprop.converters.prepare.lengths.free import Free
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.recompute.memory import check_memory
+from onnx_backprop.converters.reverse.batching.add_axis import PerSample
 from onnx_backprop.converters.reverse.differentiate import Progress
 from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
+from onnx_backprop.converters.reverse.models.derivatives import Derivative
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.converters.training.losses.compose import AnyLoss, check_loss
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
@@ -47,6 +49,7 @@ def training_graph(
     straight_through: bool = False,
     strict: bool = False,
     checkpoint: int = 0,
+    per_sample: PerSample = False,
     tie: Ties = (),
     untie: bool = False,
     precision: str | None = None,
@@ -104,6 +107,8 @@ def training_graph(
         straight_through: differentiate QuantizeLinear as if it did not round, see `backward`.
         strict: refuse a name in `trainable` that the loss does not depend on, see `backward`.
         checkpoint: store the states of a Loop or a Scan at every so many steps only, see `backward`.
+        per_sample: without an optimizer, the loss and the gradients of each row of a batch alone, see `backward`: the
+            loss is (N,), what it would be for a batch of that row, and `<p>_grad` has the rows in front.
         tie: pairs of initializers that hold the same numbers, one perhaps transposed, and are to stay equal: the first
             takes the second's place.
         untie: give every place that reads a tensor of equal numbers one of its own. Exporters merge biases that are
@@ -140,6 +145,10 @@ def training_graph(
         raise InvalidArgumentError(f"lengths: expected numbers by names, as {{'batch': 8}}, got {lengths!r}")
     updater = check_optimizer(optimizer)
     budget = None if memory is None else check_memory(memory)
+    alone = {"an optimizer": optimizer, "carry_state": carry_state, "memory": memory, "precision": precision}
+    if per_sample is not False and any(alone.values()):
+        others = " and ".join(name for name, value in alone.items() if value)
+        raise InvalidArgumentError(f"the gradients of each row do not go with {others}. Leave one out", "per_sample")
     draft = TrainingDraft(
         model,
         updater,
@@ -165,11 +174,14 @@ def training_graph(
     stateful = carry_state or updater is not None
     if stateful:
         draft.carry_state()
+    draft.take_rows_of_loss(per_sample)
     draft.differentiate_loss(requested, choice, half, budget=budget is not None)
+    draft.spread_rows(Derivative("vjp", {}, draft.input_gradients | draft.parameters))
     if stateful:
         draft.update(norms=gradient_norms)
     expected = {} if budget is None else draft.keep_to_budget(budget, lengths or {})
-    draft.stage_sums()
+    if per_sample is False:
+        draft.stage_sums()
     result = TrainingGraph(
         model=draft.finish(),
         loss=draft.loss,

@@ -20,11 +20,11 @@ from typing import Protocol
 import onnxruntime
 
 from onnx_backprop.opset import KERNELS
-from tests.conformance import backbones, conv, derivatives, operators, resize
+from tests.conformance import backbones, conv, derivatives, operators, resize, vmap
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 GRIDS = {"Conv and ConvTranspose": conv, "Resize": resize}
-TITLES = (*GRIDS, "Operators", "Derivatives", "Backbones")
+TITLES = (*GRIDS, "Operators", "Derivatives", "Many rows at once", "Backbones")
 
 HEAD = """# Conformance
 
@@ -94,7 +94,14 @@ def table_of_derivatives() -> tuple[str, list[str]]:
     return derivatives.section(counts), wrong
 
 
+def table_of_rows() -> tuple[str, list[str]]:
+    """The section of `vmap`, and what is wrong."""
+    counts, wrong = vmap.report(operators.cases())
+    return vmap.section(counts), wrong
+
+
 SINGLE = {"Operators": table_of_operators, "Derivatives": table_of_derivatives, "Backbones": networks}
+SINGLE["Many rows at once"] = table_of_rows
 
 
 def write(sections: Mapping[str, str]) -> None:

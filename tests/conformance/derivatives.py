@@ -220,13 +220,14 @@ def section(counts: dict[str, dict[tuple[str, str], Counter[str]]]) -> str:
         for mode in COLUMNS:
             found = sum((counts[name][form, mode] for form in FORMS), Counter[str]())
             total[mode] += found
-            cells.append(_told(found))
+            cells.append(told(found))
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines.append(f"| **all** | {' | '.join(_told(total[mode], '**') for mode in COLUMNS)} |")
+    lines.append(f"| **all** | {' | '.join(told(total[mode], '**') for mode in COLUMNS)} |")
     return "\n".join(lines) + "\n"
 
 
-def _told(counts: Counter[str], mark: str = "") -> str:
+def told(counts: Counter[str], mark: str = "") -> str:
+    """How many there are of each verdict."""
     return ", ".join(f"{mark}{n}{mark} {what}" for what, n in sorted(counts.items()))
 
 

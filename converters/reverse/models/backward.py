@@ -15,15 +15,18 @@ from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.prepare.writing.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.writing.short_names import shorten_names
 from onnx_backprop.converters.prepare.writing.unsaid import without_inferred
+from onnx_backprop.converters.reverse.batching.add_axis import OneRow, PerSample, take_one_row
 from onnx_backprop.converters.reverse.differentiate import Progress
-from onnx_backprop.converters.reverse.models.derivatives import Derivative, record
+from onnx_backprop.converters.reverse.models.derivatives import Derivative, record, shaped_like
 from onnx_backprop.converters.reverse.models.differentiation import Differentiation
 from onnx_backprop.converters.reverse.models.faults import avoid_faults
 from onnx_backprop.opset.core.mapped import whole_if_possible
 from onnx_backprop.opset.core.progress import shown
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.functions.half import note_optimisers
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, attach_kernels, check_kernels
 from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.types import type_dims
 from onnx_backprop.opset.graphs.walk import is_standard
 
 
@@ -40,6 +43,7 @@ def backward(
     straight_through: bool = False,
     strict: bool = False,
     checkpoint: int = 0,
+    per_sample: PerSample = False,
     progress: Progress = shown,
 ) -> ModelProto:
     """D of / d wrt as further outputs of the model: `<x>_grad` = Σ_y (∂y/∂x)ᵀ · `<y>_grad`.
@@ -76,6 +80,10 @@ def backward(
             depend on it at all. Without it the gradient is zeros, and a warning names the nodes that stop it.
         checkpoint: store the states of a Loop or a Scan at every so many steps only and compute those between again,
             √n being the least memory for n steps. 0: store all.
+        per_sample: for each row of a batch what it would be for a batch of that row alone: `<w>_grad` of the shape of w
+            with the rows in front, `<x>_grad` of an x with rows of its own shape. The rows are axis 0 of the inputs
+            that are named, as ["x"], or with True of all inputs, which then have one symbol there. An output of one
+            element for a row is seeded with 1, and one without rows, as a mean over them, has them in front.
         progress: wraps the list of nodes while they are walked. Default: a progress bar where a person is watching, on
             a terminal or in a notebook; `iter` for none.
 
@@ -102,6 +110,7 @@ def backward(
         progress=progress,
         names={"wrt": wrt, "of": of},
     )
+    draft.take_one_row(per_sample)
     stage, gradients = draft.differentiate(wrt=wrt, of=of)
     return draft.finish_derivative(Derivative("vjp", stage.seeds, gradients))
 
@@ -159,6 +168,8 @@ class Draft:
         self.kernels, self._inline = kernels, inline
         self._how = {"straight_through": straight_through, "strict": strict, "checkpoint": checkpoint}
         self._progress: Progress = progress
+        self._one_row: OneRow | None = None
+        self._came = model
         if ready and isinstance(model, ModelProto):
             self.original, self.model = model, to_ir(model)
         else:
@@ -173,6 +184,20 @@ class Draft:
         stage = Differentiation(self.model, progress=self._progress, **(self._how | arguments))
         return stage, stage.emit()
 
+    def take_one_row(self, per_sample: PerSample) -> None:
+        """Let what follows be of one row of a batch, until `spread_rows`; nothing where `per_sample` is False."""
+        if per_sample is not False:
+            outputs = load(self._came, mapped=True).graph.output
+            declared = {value.name: type_dims(value.type) or () for value in outputs}
+            self._one_row = take_one_row(self.graph, per_sample, declared)
+            self.infer_types()
+
+    def spread_rows(self, derivative: Derivative) -> None:
+        """Give the rows back, if `take_one_row` has taken one."""
+        if self._one_row is not None:
+            self.infer_types()
+            self._one_row.spread(self.model, shaped_like(derivative))
+
     def infer_types(self) -> None:
         """Give what a stage has emitted its types and shapes, which the next one wants to know; values are new ones."""
         self.model = to_ir(infer_large(to_proto(self.model)))
@@ -182,6 +207,11 @@ class Draft:
         return finish(self.model, self.original, self.kernels, inline=self._inline)
 
     def finish_derivative(self, derivative: Derivative) -> ModelProto:
-        """The model with a derivative, which it notes, and without what nobody reads: inferred types, long names."""
+        """The model with a derivative, which it notes, see `finish_short`."""
+        self.spread_rows(derivative)
         record(self.model, derivative)
+        return self.finish_short()
+
+    def finish_short(self) -> ModelProto:
+        """The model without what nobody reads: inferred types, long names."""
         return whole_if_possible(without_inferred(shorten_names(self.finish(), used_names(self.original.graph))))

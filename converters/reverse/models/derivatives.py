@@ -45,6 +45,16 @@ def derivatives(model: ModelProto | ir.Model | str | Path) -> tuple[Derivative, 
     )
 
 
+def shaped_like(made: Derivative) -> dict[str, list[str]]:
+    """{a seed or a result: the values whose shapes it has, one after the other}."""
+    shapes = {seed: [of] for of, seed in made.seeds.items()}
+    for first, entry in made.results.items():
+        shapes |= (
+            {name: [first, second] for second, name in entry.items()} if isinstance(entry, dict) else {entry: [first]}
+        )
+    return shapes
+
+
 def record(model: ir.Model, derivative: Derivative) -> None:
     """Note a derivative in a model's metadata, behind those that it has already."""
     before = _read(model.metadata_props.get(METADATA, ""))

@@ -17,6 +17,7 @@ from onnx_backprop.command.training import OF_OPTIMIZERS, optimizer_of
 from onnx_backprop.converters.derivatives.dense import hessian, jacobian
 from onnx_backprop.converters.derivatives.family import family, members
 from onnx_backprop.converters.derivatives.products import hvp, jvp, scalar_gradient, vjp
+from onnx_backprop.converters.derivatives.vmap import vmap
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.reverse.models.backward import backward
 from onnx_backprop.converters.reverse.models.derivatives import derivatives
@@ -36,6 +37,7 @@ MODES: dict[str, Callable[..., ModelProto]] = {
     "hvp": hvp,
     "jacobian": jacobian,
     "hessian": hessian,
+    "vmap": vmap,
 }
 BATCHED = ("vjp", "jvp", "hvp")
 FAMILY = "family"
@@ -56,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
             lines = [("inputs", _required(result)), ("outputs", _names(result.graph.output))]
         elif arguments.loss is None:
             result = differentiated(arguments, model)
-            lines = [("inputs", _required(result)), (arguments.mode or "gradients", results(result))]
+            added = _names(result.graph.output) if arguments.mode == "vmap" else results(result)
+            lines = [("inputs", _required(result)), (arguments.mode or "gradients", added)]
         else:
             graph = training_graph(
                 model,
@@ -108,6 +111,10 @@ def differentiated(arguments: argparse.Namespace, model: ModelProto) -> ModelPro
     mode = arguments.mode or "backward"
     if arguments.batched and mode not in BATCHED:
         raise InvalidArgumentError(f"--batched: goes with --mode {', '.join(BATCHED)}, got {mode}")
+    if mode == "vmap":
+        return _mapped(arguments, model)
+    if arguments.axes:
+        raise InvalidArgumentError(f"--axes: goes with --mode vmap, got {mode}")
     more = {"batched": True} if arguments.batched else {}
     return MODES[mode](
         model,
@@ -122,6 +129,20 @@ def differentiated(arguments: argparse.Namespace, model: ModelProto) -> ModelPro
         checkpoint=arguments.checkpoint,
         **more,
     )
+
+
+def _mapped(arguments: argparse.Namespace, model: ModelProto) -> ModelProto:
+    """`vmap` over the axes that --axes names."""
+    others = ("wrt", "of", "stop", "free", "straight_through", "strict", "checkpoint")
+    if stray := [name for name in others if getattr(arguments, name)]:
+        raise InvalidArgumentError(f"{', '.join(f'--{name}' for name in stray)}: does not go with --mode vmap")
+    axes: dict[str, int] = {}
+    for text in arguments.axes or ():
+        name, _, axis = text.rpartition(":")
+        if not (name and axis.removeprefix("-").isdecimal()):
+            raise InvalidArgumentError(f"--axes: expected INPUT:AXIS, as x:0, got {text!r}")
+        axes[name] = int(axis)
+    return vmap(model, axes, kernels=arguments.kernels, inline=arguments.inline)
 
 
 def results(model: ModelProto) -> list[str]:
@@ -146,7 +167,7 @@ def _required(model: ModelProto) -> list[str]:
 def _check_options(arguments: argparse.Namespace) -> None:
     with_loss = ("prediction", "trainable", "frozen", "tie", "untie", "precision", "memory", "lengths")
     with_loss = (*with_loss, "optimizer", "training_mode")
-    without_loss = ("of", "mode", "batched")
+    without_loss = ("of", "mode", "batched", "axes")
     if arguments.loss is None:
         stray = [name for name in with_loss if getattr(arguments, name)]
         hint = f"go with --loss ({', '.join(LOSSES)}, or {NO_LOSS} for a model that computes its own)"
@@ -219,8 +240,11 @@ COMMAND = Command(
         argument(
             "--mode",
             choices=(*MODES, FAMILY),
-            help="which derivative, by the name of the function that makes it (default: backward); family: IN as it is "
-            "and, beside it, its derivatives for CasADi",
+            help="which derivative, by the name of the function that makes it (default: backward); vmap: the model for "
+            "many rows at once; family: IN as it is and, beside it, its derivatives for CasADi",
+        ),
+        argument(
+            "--axes", nargs="+", action="extend", metavar="INPUT:AXIS", help="where vmap puts the new axis, as x:0"
         ),
         flag("--batched", help="several seeds in one run (vjp, jvp, hvp)"),
         *shared("--of", "--stop", "--free", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie"),

@@ -367,10 +367,19 @@ def test_convert_to_a_derivative(
     assert onnx.load("out.onnx").graph == library(parser.parse_model(text), wrt=["x"]).graph
 
 
+def test_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["convert", "small.onnx", "-o", "rows.onnx", "--mode", "vmap", "--axes", "x:-1"]) == 0
+    assert onnx.load("rows.onnx") == ob.vmap("small.onnx", {"x": -1})
+    assert "vmap: y\n" in capsys.readouterr().out
+
+
 def test_modes_are_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["--mode", "jacobian", "--batched"], "--batched: goes with --mode vjp, jvp, hvp, got jacobian"),
         (["--mode", "jvp", "--loss", "mse"], "--mode: do not go with --loss"),
+        (["--mode", "jvp", "--axes", "x:0"], "--axes: goes with --mode vmap, got jvp"),
+        (["--mode", "vmap", "--axes", "x"], "--axes: expected INPUT:AXIS, as x:0, got 'x'"),
+        (["--mode", "vmap", "--axes", "x:0", "--wrt", "x"], "--wrt: does not go with --mode vmap"),
         (["--mode", "hvp"], "of: expected an output of one element, 'y' has the shape ['N', 2, 4, 4]"),
     ):
         assert command.main(["convert", "small.onnx", "-o", "out.onnx", *arguments]) == 2

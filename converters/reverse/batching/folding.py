@@ -1,0 +1,72 @@
+"""Rows as more entries of a batch, and back."""
+
+import onnx_ir as ir
+
+from onnx_backprop.converters.reverse.batching.registry import Rows
+from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.known import dims, known_lengths
+
+
+def moved(op: Builder, value: ir.Value, rank: int, source: int, target: int) -> ir.Value:
+    """The value with one axis at another place."""
+    if source == target:
+        return value
+    perm = [axis for axis in range(rank) if axis != source]
+    perm.insert(target, source)
+    return op.Transpose(value, perm=perm)
+
+
+def fold(op: Builder, node: Rows, index: int, axis: int = 0) -> ir.Value:
+    """An input (n, …, d, …) as (…, n · d, …), d being the batch at an axis of a row."""
+    value, rank = node.rows(index), node.known_rank(index)
+    if not axis and value in node.folded:
+        return node.folded[value]
+    if axis:
+        assert rank is not None
+        value = moved(op, value, rank + 1, 0, axis)
+    parts = [node.lengths(index, 0, axis)] if axis else []
+    rest = [] if rank == axis + 1 else [node.lengths(index, axis + 1)]
+    shape, known = dims(node.input(index)), known_lengths(node.input(index))
+    free = known is not None and all(known)
+    merged = op.ints([-1]) if free else op.Mul(node.length, node.lengths(index, axis, axis + 1))
+    result = op.Reshape(value, op.joined(*parts, merged, *rest), allowzero=1)
+    if shape is not None:
+        result.shape = ir.Shape([*shape[:axis], None, *shape[axis + 1 :]])
+    return result
+
+
+def unfold(op: Builder, node: Rows, value: ir.Value, row: ir.Value, batch: ir.Value, axis: int = 0) -> ir.Value:
+    """The same back, for a result that is `row` for one row; `batch`: the length d, which is at an axis."""
+    shape, known = dims(row), known_lengths(row)
+    if known is not None and all(known):
+        parts = [op.ints(known[:axis])] if axis else []
+        whole = op.Reshape(value, op.joined(*parts, op.ints([-1, *known[axis:]])))
+    else:
+        front = [op.Shape(value, end=axis)] if axis else []
+        rest = [] if shape is not None and len(shape) == axis + 1 else [op.Shape(value, start=axis + 1)]
+        whole = op.Reshape(value, op.joined(*front, node.length, batch, *rest), allowzero=1)
+    if not axis:
+        node.folded[whole] = value
+    return whole if not axis or shape is None else moved(op, whole, len(shape) + 1, axis, 0)
+
+
+def elementwise_folded(op: Builder, node: Rows) -> ir.Value | None:
+    """An elementwise operator of what was folded, folded itself; None where an operand is not, or broadcasts."""
+    batches, rank = set[object](), len(dims(node.output()) or ())
+    if not rank or not node.folded:
+        return None
+    for n in range(node.count):
+        value, shape = node.value(n), dims(node.input(n)) if node.has(n) else ()
+        if value is None:
+            continue
+        if shape is None or (node.is_batched(n) and (value not in node.folded or len(shape) != rank)):
+            return None
+        if node.is_batched(n):
+            batches.update(shape[:1])
+        elif len(shape) == rank and shape[:1] != (1,):
+            return None
+    if len(batches) != 1 or None in batches:
+        return None
+    inputs = [value if value is None else node.folded.get(value, value) for value in node.values()]
+    first = next(n for n in range(node.count) if node.is_batched(n))
+    return unfold(op, node, node.again(inputs)[0], node.output(), node.lengths(first, 0, 1))
