@@ -34,7 +34,7 @@ from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, attributes_of, cons
 
 PAIR = ("AttentionForwardTraining", "AttentionBackward")
 _TURNED = [0, 1, 3, 2]
-_BIAS = dict(zip(PAIR, (3, 6), strict=True))  # which input it is
+_BIAS = {"AttentionForwardTraining": 3, "AttentionBackward": 6}  # which input it is
 _OF_MASKS = "And", "Cast", "Constant", "Expand", "Not", "Or", "Trilu", "Unsqueeze", "Where"
 _HIDDEN = -1e38  # and below: what the kernels take for -inf
 _LEAST = 64  # keys, where their number is known: of fewer, products take less time (17 % at 16 keys, 1 % at 32)
@@ -302,8 +302,8 @@ class _Graph:
             if known[name]:
                 told = True
                 del node.input[at:]
-                kept = [attribute for attribute in node.attribute if attribute.name != "is_causal"]
-                assign(node.attribute, [*map(copied, kept), helper.make_attribute("is_causal", 1)])
+                causal = next((a for a in node.attribute if a.name == "is_causal"), None) or node.attribute.add()
+                causal.CopyFrom(helper.make_attribute("is_causal", 1))
         return told
 
     def _hides_what_follows(self, name: str) -> bool:
@@ -318,7 +318,8 @@ class _Graph:
             nodes or [helper.make_node("Identity", [name], ["mask"])], "mask", [],
             [helper.make_empty_tensor_value_info(name if nodes else "mask")], tensors,
         )  # fmt: skip
-        (mask,) = ReferenceEvaluator(helper.make_model(graph, opset_imports=self.opsets)).run(None, {})
+        evaluator: Any = ReferenceEvaluator(helper.make_model(graph, opset_imports=self.opsets))
+        mask = evaluator.run(None, {})[0]
         length = mask.shape[-1] if mask.ndim == 4 else 0
         if mask.dtype != np.float32 or length < 2 or mask.shape[-2] != length:
             return False
