@@ -457,4 +457,4 @@ def test_a_session_on_a_file_with_a_tensor_that_nobody_reads(tmp_path: Path) -> 
     onnx.save(model, path)
     x = np.ones((2, WIDTH), np.float32)
     (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
-    np.testing.assert_allclose(ob.session(path).run(None, {"x": x})[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(ob.session(path).run(None, {"x": x})[0]), np.asarray(expected), rtol=1e-5)
