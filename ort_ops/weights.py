@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from onnx_backprop.opset.core.mapped import are_many, can_be_mapped, mapped_tensors, to_array
+from onnx_backprop.opset.core.mapped import are_many, can_be_mapped, is_mapped, mapped_tensors, to_array
 from onnx_backprop.opset.graphs.edit import add_import, assign
 from onnx_backprop.opset.graphs.order import consumers
 from onnx_backprop.opset.graphs.walk import is_standard, reads
@@ -103,8 +103,12 @@ def _is_multiplied(name: str, readers: dict[str, list[NodeProto]], ends: set[str
 def give_values(model: ModelProto, options: SessionOptions) -> list[OrtValue]:
     """Let a session on these options read the mapped weights of a model where they lie; they are to be kept with it.
 
-    The model is changed: onnxruntime takes no reference to a file by its whole path.
+    The model is changed: onnxruntime takes no reference to a file by its whole path, nor values of what nobody reads.
     """
+    read = {value.name for value in model.graph.output}.union(*map(reads, model.graph.node))
+    if any(is_mapped(tensor) and tensor.name not in read for tensor in model.graph.initializer):
+        kept = [tensor for tensor in model.graph.initializer if tensor.name in read or not is_mapped(tensor)]
+        assign(model.graph.initializer, kept)
     tensors = list(mapped_tensors(model))
     values = [ort_value(tensor) for tensor in tensors]
     for tensor in tensors:

@@ -1,11 +1,11 @@
 """The native operator `MatrixProduct`: y = a·b in float32, in registers of whole matrices. Compiled.
 
 a is (…, M, K), or (K, M) where `transA`, b (K, N), or (N, K) where `transB`; y is (…, M, N), all that comes before K
-being rows. An item is some rows and some columns of y. A block of b is split into parts (`vector.matrix_tiles`), stays
-in the second-level cache, and meets 32 rows of a after the other. Where a is turned, which takes longer to split, or
-has few rows, a block of a stays there and columns of b pass. What passes next is fetched meanwhile. Sums of DEEPEST
-steps are added up, so that rounding grows with the root of these. How y is cut into items makes no difference to its
-numbers.
+being rows. An item is some rows and some columns of y. A block of one operand is split into parts
+(`vector.matrix_tiles`) and stays in the second-level cache; 32 lines of the other one after the other meet it, and are
+split while those before them are multiplied. The smaller operand is kept. Lines that pass are never turned: where they
+would be, the operands change places, and y is turned, 32 by 32. Sums of DEEPEST steps are added up, so that rounding
+grows with the root of these. How y is cut into items, and what is kept, makes no difference to its numbers.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ from onnx_backprop.ort_ops.runtime.workspace import workspace
 from onnx_backprop.ort_ops.vector.matrix_tiles import (
     CONFIGURATION,
     DEPTH,
-    FETCHED,
     GROUP,
+    MIRRORED,
     SIDE,
+    SPLIT_PAIRS,
+    SPLIT_ROWS,
     SUMS,
+    UNITS,
     add_sums,
     leave_tiles,
-    multiply_groups,
+    multiply,
     split_pairs,
     split_rows,
     take_tiles,
@@ -45,12 +48,12 @@ from onnx_backprop.ort_ops.vector.registers import transpose_tile
 
 NAME = "MatrixProduct"
 DEEPEST = 576  # steps of k at a time
-# lines of an item: of the operand that is kept, whose parts take two thirds of a second-level cache, and of the other
-_KEPT, _PASSED = 384, 512
-_PASSED_ONCE = 2048  # where all of the kept operand is one block, which is split once for each item
-_LEAST = 128  # that items are cut into for threads
+# in SIDEs of lines of an item: of what is kept, most, whose parts take two thirds of a second-level cache, and least,
+# with which all of the next lines are split meanwhile; of what passes, beside which what is kept is split in no time
+_KEPT, _LEAST, _PASSED = 12, 4, 128
 _MANY = 4  # items of a thread, of which it does not matter whether the last ones end together
 _TILE, _PARTS = 1024, 3
+_AHEAD = 512  # bytes of a row that are fetched before they are split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,7 @@ class Offsets(Record):
 
     kept: int = 0
     passing: int = 0
+    passing_next: int = 0
     sums: int = 0
     configuration: int = 0
 
@@ -70,9 +74,10 @@ class Product(Record):
     rows: int
     columns: int
     k: int
-    turned_left: int
-    turned_right: int
-    keeps_left: bool
+    turned_a: int
+    turned_b: int
+    keeps_a: int
+    mirrored: int  # the product is that of b turned and a turned, which is y turned
     at_once: int
     wide: int
     deep: int
@@ -81,68 +86,126 @@ class Product(Record):
 
 
 @inner
-def _split(p, operand, target, line, k, steps):
-    """SIDE rows of a, or columns of b, from one of k on."""
+def _split_group(p, operand, target, line, k, count, ahead):
+    """SIDE rows of a, or columns of b, and DEPTH steps of k or fewer; `ahead` bytes further on is what comes next."""
     source, across, turned, lines = operand
-    for n in range(0, steps, DEPTH):
-        count = min(DEPTH, steps - n)
-        for half in range(2):
-            tile, first = target + n // DEPTH * GROUP + _TILE * half, line + 16 * half
-            near = min(first, lines - 1)
-            if across:
-                split_pairs(tile, source + 4 * ((k + n) * lines + near), 4 * lines, count, lines - first)
-            else:
-                split_rows(tile, source + 4 * (near * p.k + k + n), 4 * p.k, lines - first, count)
-            if turned:
-                for part in range(_PARTS):
-                    transpose_tile(tile + 2 * _TILE * part, 64, tile + 2 * _TILE * part, 64)
+    for half in range(2):
+        tile, first = target + _TILE * half, line + 16 * half
+        near = min(first, lines - 1)
+        if across:
+            split_pairs(tile, source + 4 * (k * lines + near), 4 * lines, count, lines - first, ahead)
+        else:
+            split_rows(tile, source + 4 * (near * p.k + k), 4 * p.k, lines - first, count, ahead)
+        if turned:
+            for part in range(_PARTS):
+                transpose_tile(tile + 2 * _TILE * part, 64, tile + 2 * _TILE * part, 64)
 
 
 @inner
-def _ahead(p, operand, line, k, share, nothing):
-    """A share of what `_split` reads next, for `multiply_groups` to fetch: (address, its step, that of groups)."""
-    source, across, _, lines = operand
-    if share >= SIDE or line >= lines:
-        return nothing, 0, 0
+def _split(p, operand, target, line, k, steps):
+    """SIDE rows of a, or columns of b, from one of k on."""
+    _, across, _, lines = operand
+    ahead = 4 * DEPTH * lines if across else _AHEAD
+    for n in range(0, steps, DEPTH):
+        _split_group(p, operand, target + n // DEPTH * GROUP, line, k + n, min(DEPTH, steps - n), ahead)
+
+
+@inner
+def _split_all(p, operand, target, span, k, steps):
+    """All lines that are kept, in the order in which they lie in memory."""
+    _, across, _, lines = operand
+    size = (steps + DEPTH - 1) // DEPTH * GROUP
     if across:
-        return source + 4 * ((k + share) * lines + line), 4 * lines, 4 * lines * DEPTH
-    return source + 4 * ((line + share) * p.k + k), 4 * p.k, 4 * DEPTH
+        for n in range(0, steps, DEPTH):
+            for line in range(span[0], span[1], SIDE):
+                to = target + (line - span[0]) // SIDE * size + n // DEPTH * GROUP
+                _split_group(p, operand, to, line, k + n, min(DEPTH, steps - n), 4 * DEPTH * lines)
+    else:
+        for line in range(span[0], span[1], SIDE):
+            _split(p, operand, target + (line - span[0]) // SIDE * size, line, k, steps)
+
+
+@inner
+def _strides(p, operand):
+    """Bytes from unit to unit, from the first vector of a unit to the second one, from group to group."""
+    _, across, _, lines = operand
+    if across:
+        return 8 * lines, 4 * lines, 4 * lines * DEPTH
+    return 4 * p.k, 64, 4 * DEPTH
+
+
+@inner
+def _units(p, operand, line, k, share):
+    """Where UNITS units of SIDE lines begin."""
+    source, across, _, lines = operand
+    if across:
+        return source + 4 * ((k + share * UNITS) * lines + line)
+    return source + 4 * ((line + share * UNITS) * p.k + k)
+
+
+@inner
+def _add(call, p, sums, row, column, add):
+    """Sums of a row and a column on are added, which if mirrored are turned."""
+    if p.mirrored:
+        for n in range(4):
+            tile, turned = 2048 * (n // 2) + 64 * (n % 2), SUMS + 2048 * (n % 2) + 64 * (n // 2)
+            transpose_tile(sums + turned, 4 * SIDE, sums + tile, 4 * SIDE)
+        sums += SUMS
+    to = call.output + 4 * (row * p.columns + column)
+    add_sums(to, 4 * p.columns, sums, min(SIDE, p.rows - row), min(SIDE, p.columns - column), add)
 
 
 @inner
 def _sweep(call, p, kept, kept_span, passing, span, scratch):
-    """All steps of k: SIDE lines of one operand after the other meet a block of the other one, which is kept."""
-    blocks, block, sums = scratch + p.own.kept, scratch + p.own.passing, scratch + p.own.sums
+    """All steps of k: SIDE lines of one operand after the other meet a block of the other one, which is kept.
+
+    While the registers multiply, the next lines are split.
+    """
+    blocks, sums = scratch + p.own.kept, scratch + p.own.sums
+    block, block_next = scratch + p.own.passing, scratch + p.own.passing_next
+    step, second, further = _strides(p, passing)
+    shares, left_is_kept = SIDE // UNITS, p.keeps_a != p.mirrored
     for k in range(0, p.k, p.deep):
         steps = min(p.deep, p.k - k)
         groups = (steps + DEPTH - 1) // DEPTH
-        for other in range(kept_span[0], kept_span[1], SIDE):
-            _split(p, kept, blocks + (other - kept_span[0]) // SIDE * groups * GROUP, other, k, steps)
+        _split_all(p, kept, blocks, kept_span, k, steps)
+        _split(p, passing, block, span[0], k, steps)
         for line in range(span[0], span[1], SIDE):
-            _split(p, passing, block, line, k, steps)
+            behind = line + SIDE
+            whole = (
+                steps % DEPTH == 0 and behind + SIDE <= span[1] and kept_span[0] + SIDE * (shares - 1) < kept_span[1]
+            )
             for other in range(kept_span[0], kept_span[1], SIDE):
-                number = (other - kept_span[0]) // SIDE
-                held = blocks + number * groups * GROUP
-                ahead = _ahead(p, passing, line + SIDE, k, number * FETCHED, sums)
-                row, column, left, right = line, other, block, held
-                if p.keeps_left:
-                    row, column, left, right = other, line, held, block
-                multiply_groups(sums, left, right, groups, ahead[0], ahead[1], ahead[2])
-                to = call.output + 4 * (row * p.columns + column)
-                add_sums(to, 4 * p.columns, sums, min(SIDE, p.rows - row), min(SIDE, p.columns - column), k)
+                n = (other - kept_span[0]) // SIDE
+                kind, to, at, ahead = MIRRORED * p.mirrored, sums, sums, sums
+                if whole and n < shares:
+                    kind, to = kind + SPLIT_ROWS, block_next + n * UNITS // 16 * _TILE + n * UNITS % 16 * 64
+                    if passing[1]:
+                        kind, to = kind + SPLIT_PAIRS - SPLIT_ROWS, block_next + n * UNITS // 2 * 64
+                    at, ahead = _units(p, passing, behind, k, n), _units(p, passing, behind, k, n + 1)
+                    if n + 1 == shares:
+                        ahead = _units(p, passing, behind + SIDE, k, 0)
+                held = blocks + n * groups * GROUP
+                left, right = (held, block) if left_is_kept else (block, held)
+                multiply(kind, sums, left, right, groups, to, at, step, second, further, ahead)
+                row, column = (other, line) if p.keeps_a else (line, other)
+                _add(call, p, sums, row, column, k)
+            if behind < span[1] and not whole:
+                _split(p, passing, block_next, behind, k, steps)
+            block, block_next = block_next, block
 
 
 @inner
 def _product(call, p, n, scratch):
     row, column = n // p.pieces * p.at_once, n % p.pieces * p.wide
     rows, columns = (row, min(row + p.at_once, p.rows)), (column, min(column + p.wide, p.columns))
-    left = call.inputs[0], p.turned_left, p.turned_left, p.rows
-    right = call.inputs[1], 1 - p.turned_right, p.turned_right, p.columns
+    a = call.inputs[0], p.turned_a, p.turned_a != p.mirrored, p.rows
+    b = call.inputs[1], 1 - p.turned_b, p.turned_b != p.mirrored, p.columns
     take_tiles(scratch + p.own.configuration)
-    if p.keeps_left:
-        _sweep(call, p, left, rows, right, columns, scratch)
+    if p.keeps_a:
+        _sweep(call, p, a, rows, b, columns, scratch)
     else:
-        _sweep(call, p, right, columns, left, rows, scratch)
+        _sweep(call, p, b, columns, a, rows, scratch)
     leave_tiles()
 
 
@@ -156,47 +219,62 @@ def _clear(call, p, row, _scratch):
 _PRODUCT, _CLEARED = stage("matrix_product", Product, _product), stage("matrix_product_clear", Product, _clear)
 
 
-def _cut(length: int, most: int, step: int) -> tuple[int, int]:
-    """(How long pieces are, how many there are) of about the same length, whole steps."""
-    pieces = -(-length // most)
-    piece = -(-length // (pieces * step)) * step
-    return piece, -(-length // piece)
+def _pieces(kept: int, passing: int) -> tuple[int, int]:
+    """How many pieces SIDEs of lines that are kept, and of those that pass, are cut into.
+
+    As few as threads have the same work with: every item splits what it keeps, which nothing hides.
+    """
+    threads = processors()
+    kept_pieces = max(-(-kept // _KEPT), 1)
+    passing_pieces = min(max(passing // _PASSED, 1), _MANY * threads)
+    while kept_pieces * passing_pieces < _MANY * threads and kept_pieces * passing_pieces % threads:
+        if kept // (kept_pieces + 1) >= _LEAST:
+            kept_pieces += 1
+        elif passing_pieces < passing:
+            passing_pieces += 1
+        else:
+            break
+    return kept_pieces, passing_pieces
+
+
+def _lines(length: int, pieces: int) -> int:
+    """How long so many pieces of about the same length are, in whole SIDEs."""
+    return -(-length // (pieces * SIDE)) * SIDE
 
 
 def _plan(request: Request) -> Plan:
     a, attributes = request.inputs[0], request.attributes
     assert a is not None
-    columns, k = request.output[-1], a[-2] if attributes["transA"] else a[-1]
-    rows = math.prod(request.output[:-1])
-    turned, keeps_left = int(attributes["transA"]), bool(attributes["transA"]) or rows <= _KEPT
+    turned_a, turned_b = int(attributes["transA"]), int(attributes["transB"])
+    rows, columns, k = math.prod(request.output[:-1]), request.output[-1], a[-2] if turned_a else a[-1]
     if not k:
         alone = Product(
-            rows=rows, columns=columns, k=0, turned_left=0, turned_right=0, keeps_left=True, at_once=0, wide=0, deep=0,
+            rows=rows, columns=columns, k=0, turned_a=0, turned_b=0, keeps_a=0, mirrored=0, at_once=0, wide=0, deep=0,
             pieces=0, own=Offsets(),
         )  # fmt: skip
         return Plan(alone, ((_CLEARED, rows),))
-    most_rows, most_columns = (_KEPT, _PASSED) if keeps_left else (_PASSED, _KEPT)
-    at_once, row_pieces = _cut(rows, most_rows, SIDE)
-    wide, pieces = _cut(columns, _PASSED_ONCE if keeps_left and row_pieces == 1 else most_columns, SIDE)
-    threads = processors()
-    cut, count, other = (wide, pieces, row_pieces) if keeps_left else (at_once, row_pieces, pieces)
-    while cut > _LEAST and count * other < _MANY * threads and count * other % threads:
-        cut, count = _cut(columns if keeps_left else rows, cut - SIDE, SIDE)
-    wide, at_once, pieces = (cut, at_once, count) if keeps_left else (wide, cut, pieces)
-    deep, _ = _cut(k, DEEPEST, DEPTH)
+    keeps_a = rows * (1 if turned_b else 2) <= columns * (2 if turned_a else 1)
+    mirrored = turned_b if keeps_a else turned_a
+    kept, passing = (rows, columns) if keeps_a else (columns, rows)
+    kept_pieces, passing_pieces = _pieces(-(-kept // SIDE), -(-passing // SIDE))
+    kept_lines, passing_lines = _lines(kept, kept_pieces), _lines(passing, passing_pieces)
+    at_once, wide = (kept_lines, passing_lines) if keeps_a else (passing_lines, kept_lines)
+    pieces = -(-columns // wide)
+    deep = _lines(k, -(-k // DEEPEST))
     block = deep // DEPTH * GROUP
     own, scratch = workspace(
         Offsets,
-        kept=block * (at_once if keeps_left else wide) // SIDE,
+        kept=block * kept_lines // SIDE,
         passing=block,
-        sums=SUMS,
+        passing_next=block,
+        sums=2 * SUMS,
         configuration=CONFIGURATION,
     )
     parameters = Product(
-        rows=rows, columns=columns, k=k, turned_left=turned, turned_right=int(attributes["transB"]),
-        keeps_left=keeps_left, at_once=at_once, wide=wide, deep=deep, pieces=pieces, own=own,
+        rows=rows, columns=columns, k=k, turned_a=turned_a, turned_b=turned_b, keeps_a=int(keeps_a), mirrored=mirrored,
+        at_once=at_once, wide=wide, deep=deep, pieces=pieces, own=own,
     )  # fmt: skip
-    return Plan(parameters, ((_PRODUCT, count * other),), per_thread=scratch)
+    return Plan(parameters, ((_PRODUCT, pieces * -(-rows // at_once)),), per_thread=scratch)
 
 
 def _shape(attributes: Attributes, args: Sequence[Arg | None]) -> Dims | None:

@@ -7,6 +7,9 @@ What is recognised is what gradient rules emit, node by node, so that nothing ch
 puts 0 in the place of NaN, for queries that see no key, does what the operator does anyway. Left alone: ranks other
 than 4; probabilities that anything else reads, as Dropout does; a mask that has a gradient itself; masks that put any
 other number than -inf in the place of a score; heads of the keys that are spread behind the product.
+
+A mask of constants that hides from each query the keys behind it, and nothing else, as exporters of static lengths
+write it, is not read: the operators are causal instead.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from onnx import ModelProto, NodeProto, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from onnx_backprop.opset import DOMAIN
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
 from onnx_backprop.opset.graphs.edit import assign, copied
@@ -29,6 +34,9 @@ from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, attributes_of, cons
 
 PAIR = ("AttentionForwardTraining", "AttentionBackward")
 _TURNED = [0, 1, 3, 2]
+_BIAS = {"AttentionForwardTraining": 3, "AttentionBackward": 6}  # which input it is
+_OF_MASKS = "And", "Cast", "Constant", "Expand", "Not", "Or", "Trilu", "Unsqueeze", "Where"
+_HIDDEN = -1e38  # and below: what the kernels take for -inf
 _LEAST = 64  # keys, where their number is known: of fewer, products take less time (17 % at 16 keys, 1 % at 32)
 
 
@@ -64,7 +72,7 @@ def fuse_attention(model: ModelProto) -> ModelProto:
     for match in found:
         graph.replace(match)
     shared = [graph.share(node) for node in model.graph.node if is_standard(node, "Attention")]
-    if found or any(shared):
+    if any([graph.tell_causal(), found, *shared]):
         alive = ancestors(graph.nodes, graph.outputs)
         assign(model.graph.node, [copied(graph.nodes[n]) for n in alive])
     return model
@@ -75,6 +83,7 @@ class _Graph:
 
     def __init__(self, model: ModelProto) -> None:
         graph = model.graph
+        self.opsets = model.opset_import
         self.nodes = list(graph.node)
         self.outputs = {value.name for value in graph.output}
         self.makers = producers(self.nodes)
@@ -277,6 +286,45 @@ class _Graph:
             behind.nodes[-1].output[:] = [m.diff_key]
         self._put(inside.nodes, [m.out])
         self._put(behind.nodes, [name for name in (m.diff_query, m.diff_key, m.diff_value) if name])
+
+    def tell_causal(self) -> bool:
+        """Exchange masks for `is_causal` where they say just that; whether any did."""
+        told, known = False, dict[str, bool]()
+        for node in self.nodes:
+            at = _BIAS.get(node.op_type, 0) if node.domain == DOMAIN else 0
+            if not at or not any(node.input[at : at + 1]) or any([*node.input[at + 1 :], *node.output[3:]]):
+                continue
+            if attributes_of(node).get("is_causal"):
+                continue
+            name = node.input[at]
+            if name not in known:
+                known[name] = self._hides_what_follows(name)
+            if known[name]:
+                told = True
+                del node.input[at:]
+                causal = next((a for a in node.attribute if a.name == "is_causal"), None) or node.attribute.add()
+                causal.CopyFrom(helper.make_attribute("is_causal", 1))
+        return told
+
+    def _hides_what_follows(self, name: str) -> bool:
+        """Whether a mask is made of constants, is 0 up to the diagonal of a square, and hides all above it."""
+        nodes = [self.nodes[n] for n in ancestors(self.nodes, [name])]
+        made = {output for node in nodes for output in node.output}
+        read = {name, *(given for node in nodes for given in node.input)} - made
+        if not (read <= self.numbers.keys() and all(is_standard(node, *_OF_MASKS) for node in nodes)):
+            return False
+        tensors = [numpy_helper.from_array(to_array(self.numbers[given]), given) for given in read]
+        graph = helper.make_graph(
+            nodes or [helper.make_node("Identity", [name], ["mask"])], "mask", [],
+            [helper.make_empty_tensor_value_info(name if nodes else "mask")], tensors,
+        )  # fmt: skip
+        evaluator: Any = ReferenceEvaluator(helper.make_model(graph, opset_imports=self.opsets))
+        mask = evaluator.run(None, {})[0]
+        length = mask.shape[-1] if mask.ndim == 4 else 0
+        if mask.dtype != np.float32 or length < 2 or mask.shape[-2] != length:
+            return False
+        seen = np.tri(length, dtype=bool)
+        return not mask[..., seen].any() and bool((mask[..., ~seen] <= _HIDDEN).all())
 
     def share(self, node: NodeProto) -> bool:
         """Whether an Attention, of which the gradient computes the forward pass again, became that one, moved there."""

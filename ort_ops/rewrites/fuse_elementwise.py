@@ -109,6 +109,12 @@ class _Chains:
         self._producers = positions(graph.node)
         self._reads = Counter(name for node in graph.node for name in (*node.input, *(reads(node) - {*node.input})))
         self._reads.update(value.name for value in graph.output)
+        self._step_reads = Counter(
+            name
+            for n, node in enumerate(graph.node)
+            if self.is_step(n) and STEPS[node.op_type].result == TENSOR
+            for name in node.input
+        )
 
     def _declare(self, value: ValueInfoProto) -> None:
         kind = value.type.tensor_type
@@ -146,7 +152,8 @@ class _Chains:
     def grown(self, last: int, absorbed: dict[int, NodeProto | None]) -> tuple[set[int], set[int]]:
         """(a node and those before it that only it and each other read, those that others read and that are copied).
 
-        Copies read nothing but what the chain reads anyway, so that their results need not be kept for the chain.
+        Copies read nothing but what the chain reads anyway, so that their results need not be kept for the chain; or
+        one tensor in the place of a result of which all readers may have copies, so that it is not made at all.
         """
         members, copies = {last}, set[int]()
         if STEPS[self._nodes[last].op_type].result == FLAG:
@@ -172,19 +179,26 @@ class _Chains:
         return members, copies
 
     def _duplicable(self, n: int, members: set[int], absorbed: dict[int, NodeProto | None]) -> set[int] | None:
-        """A node with those before it, up to what members of a chain read beside its result."""
+        """A node with those before it, up to what members of a chain read beside its result, and one tensor more."""
         available = {name for m in members for name in (*self._nodes[m].input, *self._nodes[m].output)}
         available -= set(self._nodes[n].output)
-        collected, waiting = set[int](), [n]
+        (result,) = self._nodes[n].output
+        most = int(self._reads[result] == self._step_reads[result])
+        leaves, collected, waiting = set[str](), set[int](), [n]
         while waiting:
             collected.add(step := waiting.pop())
             for name in self._nodes[step].input:
                 if name in available or name in self._scalars:
                     continue
                 m = self._producers.get(name)
-                if m is None or m in absorbed or not self.is_step(m) or len(members | collected) >= _MOST_STEPS:
+                if len(members | collected) >= _MOST_STEPS:
                     return None
-                waiting.append(m)
+                if m is not None and m not in absorbed and self.is_step(m):
+                    waiting.append(m)
+                    continue
+                leaves.add(name)
+                if len(leaves) > most or self._types.get(name) != TensorProto.FLOAT:
+                    return None
         return collected
 
     def _fits(self, members: set[int]) -> bool:

@@ -16,7 +16,7 @@ from itertools import islice
 from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import inner
-from onnx_backprop.ort_ops.compiler.llvm import I8, intrinsic, routine, store_i64
+from onnx_backprop.ort_ops.compiler.llvm import I8, choice, intrinsic, routine, store_i64
 from onnx_backprop.ort_ops.compiler.values import INT
 from onnx_backprop.ort_ops.vector.emit import BYTES, I32, I64, LANES, MASK, VEC, VECTOR, Block, Value, blocks, carry
 
@@ -28,8 +28,9 @@ GROUP = 3 * _PART  # bytes
 SUMS = 4 * SIDE * SIDE
 CONFIGURATION = 64
 _LINE = 64
-FETCHED = 8
+UNITS = 8  # of a group, each a row of a tile of every part, that are split at a time
 _HIGH, _MIDDLE, _LOW = range(3)
+SPLIT_ROWS, SPLIT_PAIRS, MIRRORED = 1, 2, 3
 # each a load of one operand and products: the smallest first, and of each pair but one what the registers hold already
 _ORDER = ((_LOW, _HIGH), (_MIDDLE, _HIGH), (_MIDDLE, _MIDDLE), (_HIGH, _MIDDLE), (_HIGH, _LOW), (_HIGH, _HIGH))
 
@@ -60,8 +61,15 @@ def _across(b: Block, x: Value, y: Value) -> Value:
     return b.or_(b.lshr(x, _whole(16)), b.and_(y, _whole(0xFFFF0000)))
 
 
+def _put_unit(b: Block, target: Value, lines: list[Value], *, pairs: bool) -> None:
+    """Two vectors as a row of a tile of each part."""
+    for n, (x, y) in enumerate(zip(*(_parts(b, line) for line in lines), strict=True)):
+        bits = _across(b, x, y) if pairs else _along(b, x, y)
+        b.put(b.bitcast(bits, VEC), b.add(target, I64(n * _PART)))
+
+
 def _split(function: ir.Function, *, pairs: bool) -> None:
-    target, source, step, rows, length = function.args
+    target, source, step, rows, length, ahead = function.args
     entry, whole, part = blocks(function, "entry whole part")
     most_rows, most_length = (DEPTH, VECTOR) if pairs else (VECTOR, DEPTH)
     fits = entry.and_(entry.icmp_signed(">=", rows, I64(most_rows)), entry.icmp_signed(">=", length, I64(most_length)))
@@ -75,26 +83,29 @@ def _split(function: ir.Function, *, pairs: bool) -> None:
                 row, offset = (2 * i + j, 0) if pairs else (i, j)
                 place = b.add(b.add(source, b.mul(step, I64(row))), I64(BYTES * offset))
                 if b is whole:
-                    if pairs:  # rows are far apart, and the next ones too far in the instructions
-                        b.prefetch(b.add(place, b.mul(step, I64(DEPTH))))
+                    b.prefetch(b.add(place, ahead), level=2)
                     lines.append(b.vector(place))
                 else:  # even a load without lanes looks its address up: never one far away
                     within = b.icmp_signed("<", I64(row), rows)
                     lines.append(b.masked(b.select(within, place, source), b.select(within, masks[offset], nothing)))
-            for n, (x, y) in enumerate(zip(*(_parts(b, line) for line in lines), strict=True)):
-                bits = _across(b, x, y) if pairs else _along(b, x, y)
-                b.put(b.bitcast(bits, VEC), b.add(target, I64(n * _PART + i * _LINE)))
+            _put_unit(b, b.add(target, I64(i * _LINE)), lines, pairs=pairs)
         b.ret_void()
 
 
 @routine(partial(_split, pairs=False))
-def split_rows(target, source, step, rows, length):
-    """A tile of each part of 16 rows of DEPTH numbers, `step` bytes apart: a row holds the pairs of a row."""
+def split_rows(target, source, step, rows, length, ahead):
+    """A tile of each part of 16 rows of DEPTH numbers, `step` bytes apart: a row holds the pairs of a row.
+
+    What lies `ahead` bytes further on is fetched.
+    """
 
 
 @routine(partial(_split, pairs=True))
-def split_pairs(target, source, step, rows, length):
-    """A tile of each part of DEPTH rows of 16 numbers, `step` bytes apart: a row holds the columns of two rows."""
+def split_pairs(target, source, step, rows, length, ahead):
+    """A tile of each part of DEPTH rows of 16 numbers, `step` bytes apart: a row holds the columns of two rows.
+
+    What lies `ahead` bytes further on is fetched.
+    """
 
 
 def _tile_function(b: Block, name: str, *arguments: Value, to: ir.Type | None = None) -> Value:
@@ -102,45 +113,65 @@ def _tile_function(b: Block, name: str, *arguments: Value, to: ir.Type | None = 
     return b.call(b.library(f"llvm.x86.{name}", to or ir.VoidType(), *kinds), list(arguments))
 
 
-def _multiply(function: ir.Function) -> None:
-    sums, left, right, groups, ahead, ahead_step, ahead_group = function.args
+def _multiply(function: ir.Function, *, mirrored: bool = False, pairs: bool | None = None) -> None:
+    """pairs: how units are split meanwhile; None: none is."""
+    sums, left, right, groups, target, source, step, second, further, fetched = function.args
     entry, group, leave = blocks(function, "entry group leave")
     for tile in range(4):
         _tile_function(entry, "tilezero", I8(tile))
     entry.branch(group.block)
-    done, a, b, fetched = (group.phi(I64) for _ in range(4))
-    held, lines = {}, iter([(i, offset) for i in range(FETCHED) for offset in (0, _LINE)])
+    done, a, b, to, at, ahead = (group.phi(I64) for _ in range(6))
+    held, units = {}, iter(range(UNITS if pairs is not None else 0))
     for order in _ORDER:
-        for first, place, part in ((4, a, order[0]), (6, b, order[1])):
+        for first, place, part in zip((4, 6), (a, b), reversed(order) if mirrored else order, strict=True):
             if held.get(first) != part:
                 held[first] = part
                 for n in range(2):
-                    at = group.pointer(group.add(place, I64(part * _PART + n * _TILE)), I8)
-                    _tile_function(group, "tileloadd64", I8(first + n), at, I64(_LINE))
+                    lies = group.pointer(group.add(place, I64(part * _PART + n * _TILE)), I8)
+                    _tile_function(group, "tileloadd64", I8(first + n), lies, I64(_LINE))
         for row in range(2):
             for column in range(2):
                 _tile_function(group, "tdpbf16ps", I8(2 * row + column), I8(4 + row), I8(6 + column))
-        for i, offset in islice(lines, -(-2 * FETCHED // len(_ORDER))):  # as many as are on their way at a time
-            place = group.add(fetched, group.mul(ahead_step, I64(i)))
-            group.prefetch(group.add(place, I64(offset)), level=2)
+        for i in islice(units, -(-UNITS // len(_ORDER))):  # as many as are on their way at a time
+            row, half = divmod(i, 2) if pairs else (i, 0)  # what is adjacent in memory together
+            skipped = group.add(group.mul(step, I64(row)), I64(half * _LINE))
+            lines = []
+            for n in range(2):
+                line = group.add(skipped, group.mul(second, I64(n)))
+                group.prefetch(group.add(ahead, line), level=2)
+                lines.append(group.vector(group.add(at, line)))
+            _put_unit(group, group.add(to, I64(row * _LINE + half * _TILE)), lines, pairs=bool(pairs))
     following = group.add(done, I64(1))
     steps = [(done, I64(0), following), (a, left, group.add(a, I64(GROUP))), (b, right, group.add(b, I64(GROUP)))]
-    steps.append((fetched, ahead, group.add(fetched, ahead_group)))
+    steps += [(to, target, group.add(to, I64(GROUP))), (at, source, group.add(at, further))]
+    steps.append((ahead, fetched, group.add(ahead, further)))
     carry(steps, entry, group)
     group.cbranch(group.icmp_signed("<", following, groups), group.block, leave.block)
     for row in range(2):
         for column in range(2):
-            at = leave.pointer(leave.add(sums, I64(4 * (16 * row * SIDE + 16 * column))), I8)
-            _tile_function(leave, "tilestored64", I8(2 * row + column), at, I64(4 * SIDE))
+            lies = leave.pointer(leave.add(sums, I64(4 * (16 * row * SIDE + 16 * column))), I8)
+            _tile_function(leave, "tilestored64", I8(2 * row + column), lies, I64(4 * SIDE))
     leave.ret_void()
 
 
-@routine(_multiply)
-def multiply_groups(sums, left, right, groups, ahead, ahead_step, ahead_group):
+@routine(
+    choice(
+        "multiply",
+        {
+            mirrored + split: partial(_multiply, mirrored=bool(mirrored), pairs=pairs)
+            for mirrored in (0, MIRRORED)
+            for split, pairs in ((0, None), (SPLIT_ROWS, False), (SPLIT_PAIRS, True))
+        },
+    )
+)
+def multiply(kind, sums, left, right, groups, target, source, step, second, further, fetched):
     """sums (SIDE, SIDE) = Σ of left · right over so many groups, 1 or more; between `take_tiles` and `leave_tiles`.
 
-    Meanwhile two lines of each of FETCHED rows, `ahead_step` apart, are fetched into the second-level cache, and for
-    every further group those that lie `ahead_group` further on.
+    kind: 0, SPLIT_ROWS or SPLIT_PAIRS, and MIRRORED, with which left and right may change places: sums are then turned,
+    and have the same bits. Meanwhile UNITS units of every group at `source` become rows of tiles at `target`, as by
+    `split_rows` and `split_pairs`, and those at `fetched` come into the second-level cache. A unit is two vectors that
+    are `second` bytes apart; rows of units lie `step` bytes apart, two of pairs in each, and those of the next group
+    `further` bytes further on. Multiplications wait for each other alone: splitting takes next to no time of its own.
     """
 
 

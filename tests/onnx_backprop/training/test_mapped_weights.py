@@ -447,3 +447,14 @@ def test_weights_are_in_memory_once(tmp_path: Path) -> None:
     size = layers * block.nbytes / 2**20
     assert converted - before < 0.3 * size, done.stdout
     assert end - before < 1.2 * size, done.stdout
+
+
+def test_a_session_on_a_file_with_a_tensor_that_nobody_reads(tmp_path: Path) -> None:
+    """onnxruntime drops it, and refuses values for what it has dropped."""
+    path = beside(tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    model.graph.initializer.append(refer("unread", weights()["w0"], "weights0.bin", 64))
+    onnx.save(model, path)
+    x = np.ones((2, WIDTH), np.float32)
+    (expected,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
+    np.testing.assert_allclose(np.asarray(ob.session(path).run(None, {"x": x})[0]), np.asarray(expected), rtol=1e-5)

@@ -8,6 +8,7 @@ from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.walk import attributes_of
 from onnx_backprop.ort_ops.native_graph import lower
 
 PAIR = ["AttentionForwardTraining", "AttentionBackward"]
@@ -40,6 +41,8 @@ def model(
         "apart": np.array([0, 0, HEADS, SIZE]),
         "joined": np.array([0, 0, width]),
         "own": rng.standard_normal((HEADS, LENGTH, LENGTH), np.float32),
+        "follows": ~np.tri(LENGTH, dtype=bool),
+        "soon": ~np.tri(LENGTH, k=1, dtype=bool),
     }
     result.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in tensors.items())
     return result
@@ -75,12 +78,26 @@ STEPS = {
 }
 
 
+LOWEST = (
+    f"{SCALED} z = Constant<value_float = 0.0>() low = Constant<value_float = -3.4e38>() l = Where(follows, low, z)"
+)
+CONSTANTS = {
+    "what follows": f"{SCALED} {NEVER} m = Where(follows, n, t)",
+    "what follows, by the lowest number": f"{LOWEST} m = Add(t, l)",
+    "a little less": f"{SCALED} {NEVER} m = Where(soon, n, t)",
+}
 GUARD = "gone = IsNaN(p) zero = Constant<value_float = 0.0>() d = Where(gone, zero, p)"  # of PyTorch's exporter
 
 
-@pytest.mark.parametrize("length", [LENGTH, "S"])
+@pytest.mark.parametrize(
+    ("steps", "length"),
+    [
+        *((steps, length) for steps in STEPS.values() for length in (LENGTH, "S")),
+        *((steps, LENGTH) for steps in CONSTANTS.values()),
+    ],
+    ids=[*(f"{name}-{length}" for name in STEPS for length in (LENGTH, "S")), *CONSTANTS],
+)
 @pytest.mark.parametrize("guarded", [False, True])
-@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 def test_the_same_loss_and_gradients(steps: str, guarded: bool, length: object) -> None:
     guard = {"more": GUARD, "dropped": "d"} if guarded else {}
     graph, native = lowered(model(steps, length=length, **guard))
@@ -97,6 +114,22 @@ def test_the_same_loss_and_gradients(steps: str, guarded: bool, length: object) 
         scale = np.abs(np.asarray(theirs)).max()
         assert scale > 0
         np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=0, atol=2e-6 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("steps", "causal"),
+    [
+        *((steps, name != "a little less") for name, steps in CONSTANTS.items()),
+        (STEPS["hidden"], False),
+        (f"{LOWEST} m2 = Add(t, l) m = Add(m2, mask)", False),
+    ],
+    ids=[*CONSTANTS, "hidden by an input", "added to an input"],
+)
+def test_which_masks_are_not_read(steps: str, causal: bool) -> None:
+    pair = [n for n in lowered(model(steps))[1].graph.node if n.op_type.removeprefix("OnnxBackprop_") in PAIR]
+    assert [(len(n.input), attributes_of(n).get("is_causal", 0)) for n in pair] == (
+        [(3, 1), (6, 1)] if causal else [(4, 0), (7, 0)]
+    )
 
 
 STAYS = {

@@ -91,13 +91,19 @@ def test_the_values_are_those_of_the_operators(nodes: str, size: int) -> None:
             model("e = Erf(x)  a = Add(e, one)  h = Mul(x, a)  t = Tanh(h)  b = Mul(t, a)  z = Mul(b, x)"),
             [ELEMENTWISE, "Tanh", ELEMENTWISE],
         ),
+        (
+            model("s = Sigmoid(x)  a = Mul(x, s)  b = Mul(a, y)  t = Tanh(b)  z = Mul(a, t)"),
+            [ELEMENTWISE, "Tanh", ELEMENTWISE],
+        ),
+        (model("s = Sigmoid(x)  a = Mul(x, s)  t = Tanh(a)  z = Mul(a, t)"), [ELEMENTWISE, "Tanh", "Mul"]),
         (model("d = Dropout(x, six)  a = Mul(d, y)  z = Add(a, d)"), [ELEMENTWISE]),
         (model("d = Dropout(x, six)  a = Mul(d, y)  z = Add(a, d)", outputs="z d"), ["Dropout", ELEMENTWISE]),
     ],
     ids=[
         *("an output", "read elsewhere", "broadcast", "other symbols", "unknown", "more axes", "no number", "flag"),
         *("other operator", "alone", "one of two", "all readers inside", "read before", "copied"),
-        *("not copied", "several copied", "nothing dropped", "passed on to an output"),
+        *("not copied", "several copied", "copied by all readers", "not by all", "nothing dropped"),
+        "passed on to an output",
     ],
 )
 def test_what_becomes_a_chain(graph: ModelProto, expected: list[str]) -> None:
