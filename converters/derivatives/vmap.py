@@ -29,7 +29,7 @@ def vmap(
 ) -> ModelProto:
     """y_n = f(x_n, w) for all n at once: the model with a new axis on chosen inputs, and on every output.
 
-        rows = ob.vmap("one.onnx", {"x": 0})  # x (1, D) becomes (batch, 1, D), and y (1, K) becomes (batch, 1, K)
+        rows = ob.vmap("model.onnx", {"x": 0})  # x (1, D) becomes (batch, 1, D), and y (1, K) becomes (batch, 1, K)
 
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed. It may be a result of this
