@@ -230,11 +230,11 @@ def _advice(refusal: str) -> str:
     early = next((op.name for op in OPERATORS.values() if op.key in refusal), "")
     if early:
         return f". {early} was registered after these session options had been: make new ones"
-    found = _UNKNOWN.search(refusal)
-    if found is None:
+    match = _UNKNOWN.search(refusal)
+    if match is None:
         return ""
-    if (found[1], found[2]) in OPERATORS:
-        return f". The declaration of {found[2]} has no body=, which standard operators are written from; give it one"
+    if (match[1], match[2]) in OPERATORS:
+        return f". The declaration of {match[2]} has no body=, which standard operators are written from; give it one"
     return (
         ". Nothing runs it: declare it by onnx_backprop.register_kernel, write it out by register_expansion, or give "
         "session_options in which its library is registered"

@@ -100,9 +100,9 @@ def _rows(work: Work, y: str, xs: Sequence[str], **arguments: bool) -> list[tupl
 
 def _columns(work: Work, x: str, ys: Sequence[str]) -> list[tuple[str, str, ir.Value]]:
     """(y, x, ∂y/∂x) for every y, by the tangents along every element of x."""
-    made = tangents(work, [x], ys)
-    blocks = _unit_products(work, made.seeds, made.results, columns=True)
-    return [(y, x, block) for y, block in zip(made.results, blocks, strict=True)]
+    derivative = tangents(work, [x], ys)
+    blocks = _unit_products(work, derivative.seeds, derivative.results, columns=True)
+    return [(y, x, block) for y, block in zip(derivative.results, blocks, strict=True)]
 
 
 def _unit_products(

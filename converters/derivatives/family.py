@@ -104,12 +104,12 @@ def _prefix(kind: str, names: Iterable[str]) -> str:
     """fwd_, or fwd2_ if names begin with fwd_ already, and so on, as CasADi counts."""
     last = 0
     for name in names:
-        if found := re.match(rf"{kind}([^_]*)_", name):
-            if found[1] and not found[1].isdecimal():
+        if match := re.match(rf"{kind}([^_]*)_", name):
+            if match[1] and not match[1].isdecimal():
                 raise InvalidArgumentError(
                     f"CasADi misreads {name!r}, which begins as the name of a derivative does. Rename it in the model"
                 )
-            last = max(last, int(found[1] or 1))
+            last = max(last, int(match[1] or 1))
     return f"{kind}{last + 1 if last else ''}_"
 
 
@@ -155,11 +155,11 @@ class _Member:
             work.infer_types()
         if self.kind != "adj":
             first = ends
-            made = tangents(work, [*self.xs, *cotangents], ends, quiet=True, strict=False)
-            second, ends = [made.seeds[seed] for seed in cotangents], list(made.results.values())
-            self._name("fwd", names, [(new, x) for x, new in [*made.seeds.items(), *made.results.items()]])
+            derivative = tangents(work, [*self.xs, *cotangents], ends, quiet=True, strict=False)
+            second, ends = [derivative.seeds[seed] for seed in cotangents], list(derivative.results.values())
+            self._name("fwd", names, [(new, x) for x, new in [*derivative.seeds.items(), *derivative.results.items()]])
             self.label = {name: label for name, label in self.label.items() if name not in first}
-            self._batch("nfwd", list(made.seeds.values()), ends)
+            self._batch("nfwd", list(derivative.seeds.values()), ends)
         if self.kind != "fwd":
             self._batch("nadj", [*cotangents, *second], ends)
         self._arrange(ends)

@@ -40,10 +40,10 @@ def vjp(
     """
     work = Work(model, wrt, of, **options)
     stage, results = work.differentiate(wrt=wrt, of=of, seed_all=True)
-    made = Derivative("vjp", stage.seeds, results, batched)
+    derivative = Derivative("vjp", stage.seeds, results, batched)
     if batched:
-        _batch(work, made)
-    return work.finish_derivative(made)
+        _batch(work, derivative)
+    return work.finish_derivative(derivative)
 
 
 @as_given
@@ -60,11 +60,11 @@ def jvp(
     `<y>_tangent` for each of `of`. A y that depends on no x gets zeros and a warning. Raises: what `backward` does.
     """
     work = Work(model, wrt, of, **options)
-    made = tangents(work, wrt, of)
+    derivative = tangents(work, wrt, of)
     if batched:
-        made = Derivative(made.mode, made.seeds, made.results, batched=True)
-        _batch(work, made)
-    return work.finish_derivative(made)
+        derivative = Derivative(derivative.mode, derivative.seeds, derivative.results, batched=True)
+        _batch(work, derivative)
+    return work.finish_derivative(derivative)
 
 
 @as_given
@@ -92,10 +92,10 @@ def hvp(
     )
     seeds = {x: stage.seeds[g] for x, g in gradients.items()}
     work.drop_outputs(gradients.values())
-    made = Derivative("hvp", seeds, second, batched)
+    derivative = Derivative("hvp", seeds, second, batched)
     if batched:
-        _batch(work, made)
-    return work.finish_derivative(made)
+        _batch(work, derivative)
+    return work.finish_derivative(derivative)
 
 
 @as_given
@@ -186,10 +186,10 @@ def _remove_seeds(work: Work, seeds: Mapping[str, str], results: Iterable[str]) 
     work.graph.sort()  # shapes are asked of what others make
 
 
-def _batch(work: Work, made: Derivative) -> None:
+def _batch(work: Work, derivative: Derivative) -> None:
     """Give the seeds and results of a derivative their axis."""
-    by_rules = at_once(work, made.seeds.values())
+    by_rules = at_once(work, derivative.seeds.values())
     op = Builder(used_names(work.graph))
-    seeds, results = work.inputs(made.seeds.values()), work.outputs(made.results.values())
+    seeds, results = work.inputs(derivative.seeds.values()), work.outputs(derivative.results.values())
     batch(work.graph, op, seeds, results, work.model.opset_imports, by_rules=by_rules)
     work.append(op)

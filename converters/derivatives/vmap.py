@@ -100,13 +100,13 @@ def _out_axes(graph: ir.Graph, out_axes: int | Mapping[str, int]) -> dict[str, i
 def add_seeds(work: Work, axes: dict[str, int | None], out_axes: Mapping[str, int]) -> None:
     """Give the seeds of derivatives that are not named the axis of what they belong to."""
     inputs = inputs_of(work.graph)
-    pairs = [pair for made in derivatives(work.original) for pair in made.seeds.items()]
+    pairs = [pair for derivative in derivatives(work.original) for pair in derivative.seeds.items()]
     while True:
         reached = [inputs[name] for name, axis in axes.items() if axis is not None]
         differing = {str(v.name) for node in descendants(work.graph, reached) for v in node.outputs}
         differing |= {str(value.name) for value in reached}
-        found = {seed: of for of, seed in pairs if seed in inputs and seed not in axes and of in differing}
-        if not found:
+        matches = {seed: of for of, seed in pairs if seed in inputs and seed not in axes and of in differing}
+        if not matches:
             return
-        for seed, of in found.items():
+        for seed, of in matches.items():
             axes[seed] = axes[of] if axes.get(of) is not None else out_axes.get(of, 0)

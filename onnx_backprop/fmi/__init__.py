@@ -77,11 +77,11 @@ def fmu(
     outputs = [name for name in variables if name not in wrt]
     names, graphs = {}, {"f.onnx": source}
     for file, make in (("jvp.onnx", jvp), ("vjp.onnx", vjp)):
-        graphs[file] = made = make(source, wrt, outputs, inline=True)
-        (derivative,) = derivatives(made)[-1:]
+        graphs[file] = derived = make(source, wrt, outputs, inline=True)
+        (derivative,) = derivatives(derived)[-1:]
         names[file] = {**derivative.seeds, **derivative.results}
-        results = {value.name: value for value in made.graph.output}
-        assign(made.graph.output, [results[name] for name in derivative.results.values()])
+        results = {value.name: value for value in derived.graph.output}
+        assign(derived.graph.output, [results[name] for name in derivative.results.values()])
     files = {f"resources/{name}": serialized(whole(graph)) for name, graph in graphs.items()}
     files["resources/fmu.txt"] = _table(variables, *names.values()).encode()
     identifier = re.sub(r"\W", "_", Path(path).stem, flags=re.ASCII)
@@ -115,13 +115,13 @@ def _binary(name: str) -> bytes:
 
     suffix = targets.checked(name).suffix
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder, f"fmu.{suffix}")
-        command = [*targets.linker(name), "-O2", str(Path(__file__).with_name("fmu.c")), "-o", str(made)]
+        library = Path(folder, f"fmu.{suffix}")
+        command = [*targets.linker(name), "-O2", str(Path(__file__).with_name("fmu.c")), "-o", str(library)]
         command += ["-ldl"] if name.startswith("linux") else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode or not made.is_file():
+        if done.returncode or not library.is_file():
             raise KernelError(f"no binary for {name} was made: {done.stderr.strip()[-2000:]}")
-        return made.read_bytes()
+        return library.read_bytes()
 
 
 def _runtime(name: str) -> dict[str, bytes]:
@@ -132,12 +132,12 @@ def _runtime(name: str) -> dict[str, bytes]:
         "macos": ("libonnxruntime.*.dylib", "libonnxruntime.dylib"),
         "windows": ("onnxruntime.dll", "onnxruntime.dll"),
     }[name.split("-")[0]]
-    found = sorted(package.glob(f"capi/{pattern}"))
-    if not found:
+    libraries = sorted(package.glob(f"capi/{pattern}"))
+    if not libraries:
         raise KernelError(
             f"{package / 'capi'} has no {pattern} for the FMU. Give runtime=False, and run it with ONNXRUNTIME_LIB set"
         )
-    files = {f"resources/{_platform(name)}/{plain}": found[0].read_bytes()}
+    files = {f"resources/{_platform(name)}/{plain}": libraries[0].read_bytes()}
     notices = [path for path in (package / "LICENSE", package / "ThirdPartyNotices.txt") if path.is_file()]
     return files | {f"documentation/licenses/onnxruntime/{path.name}": path.read_bytes() for path in notices}
 

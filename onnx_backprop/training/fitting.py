@@ -133,18 +133,18 @@ def fit(
     measured = better_of(asked, names, evaluation=evaluation is not None)
     run = Run(trainer, loader, epochs, measured)
     trainer.callback_states.begin(callbacks, trainer.kept and trainer.kept[0])
-    own_callbacks = [callback for callback in callbacks if isinstance(callback, Callback)]
+    hooked = [callback for callback in callbacks if isinstance(callback, Callback)]
     with ExitStack() as stack:
         stack.enter_context(bars.hidden(really=progress is False))
         if checkpoint is not None and writes:
             stack.enter_context(held(checkpoint))
-        stop = [callback.start(run) for callback in own_callbacks]
-        ended = bool(own_callbacks) and anywhere(trainer.communicator, any(stop))
+        stop = [callback.start(run) for callback in hooked]
+        ended = bool(hooked) and anywhere(trainer.communicator, any(stop))
         writers = [_writer(entry, trainer.steps, names, stack) for entry in logs]
         bar = stack.enter_context(Progress(progress, loader, epochs, trainer))
         measure = None if evaluation is None else partial(_measured, trainer, evaluation, ema, checkpoint, asked)
-        own = shard_of_rank(loader, trainer.communicator)
-        for record in () if ended else _steps(trainer, own, epochs, measure, 1 if callbacks else every):
+        shard = shard_of_rank(loader, trainer.communicator)
+        for record in () if ended else _steps(trainer, shard, epochs, measure, 1 if callbacks else every):
             records.append(record)
             for write in writers:
                 write(record)
@@ -160,7 +160,7 @@ def fit(
         if checkpoint is not None and trainer.steps:  # without a record too: the last step's may not have been written
             bar.wait("saving")
             trainer.save(checkpoint)
-        for callback in own_callbacks:
+        for callback in hooked:
             callback.finish(run)
     if records:
         tell_summary(records)
@@ -197,8 +197,8 @@ def _steps(
         epoch = trainer.epoch
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)  # pyright: ignore[reportAttributeAccessIssue]
-        own = isinstance(loader, Batches | Shards)
-        batches = loader.since(trainer.batch) if own else itertools.islice(loader, trainer.batch, None)
+        resumable = isinstance(loader, Batches | Shards)
+        batches = loader.since(trainer.batch) if resumable else itertools.islice(loader, trainer.batch, None)
         batch = next(batches, None)
         if batch is None and not trainer.batch:
             raise InvalidArgumentError(f"the loader is empty in epoch {epoch}; expected at least one batch")
@@ -219,9 +219,9 @@ def _steps(
                 measured = None if measure is None else measure()
             else:
                 trainer.batch += 1
-            found = {} if measured is None else plain_numbers(measured.metrics)
+            metrics = {} if measured is None else plain_numbers(measured.metrics)
             measured = None if measured is None else float(measured)
-            waiting.append(Record(trainer.steps - 1, epoch, math.nan, rate, seconds, measured, None, found))
+            waiting.append(Record(trainer.steps - 1, epoch, math.nan, rate, seconds, measured, None, metrics))
             if batch is None or (every and trainer.steps % every == 0):
                 trainer.read_losses()
             if trainer.read.get(trainer.steps) is not None:

@@ -356,8 +356,8 @@ class Trainer:
 
     def _counter(self, name: str) -> float | None:
         """A number of the loss scale; None where the graph has none."""
-        found = self._counters[name]
-        return None if found is None else float(self._buffers.on_host(self._buffers.state[found]).numpy())
+        slot = self._counters[name]
+        return None if slot is None else float(self._buffers.on_host(self._buffers.state[slot]).numpy())
 
     @property
     def gradient_norms(self) -> dict[str, float]:

@@ -79,5 +79,5 @@ def complaint_of(op_type: str, attributes: Iterable[str]) -> str | None:
 
 def complaint_of_nodes(nodes: Iterable[NodeProto]) -> str | None:
     """The same of the first of some nodes that it is true of; operators of other domains pass."""
-    found = (complaint_of(n.op_type, [a.name for a in n.attribute]) for n in nodes if not n.domain)
-    return next((words for words in found if words), None)
+    complaints = (complaint_of(n.op_type, [a.name for a in n.attribute]) for n in nodes if not n.domain)
+    return next((words for words in complaints if words), None)

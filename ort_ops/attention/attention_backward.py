@@ -72,51 +72,53 @@ def _delta(call, p, head, _scratch):
 @inner
 def _begin(call, p, head, first, count, scratch):
     """A block's queries and dy, turned and as they lie, with zeros behind them; L and δ, under which they have no p."""
-    own, kind, size, width = p.own, p.kind, p.size, p.width
-    panels, row, wide = (count + COLUMNS - 1) // COLUMNS, head * p.queries + first, scratch + p.own.wide
+    thread, kind, size, width = p.thread, p.kind, p.size, p.width
+    panels, row, wide = (count + COLUMNS - 1) // COLUMNS, head * p.queries + first, scratch + p.thread.wide
     query, diff = call.inputs[1], call.inputs[_DIFF]
-    clear(scratch + own.query_rows, 0, QUERIES * p.size_pitch)
-    clear(scratch + own.diff_rows, 0, QUERIES * p.width_pitch)
+    clear(scratch + thread.query_rows, 0, QUERIES * p.size_pitch)
+    clear(scratch + thread.diff_rows, 0, QUERIES * p.width_pitch)
     for i in range(count):
-        read_run(kind, scratch + own.query_rows, i * p.size_pitch, query, (row + i) * size, 1, size)
-        read_run(kind, scratch + own.diff_rows, i * p.width_pitch, diff, (row + i) * width, 1, width)
+        read_run(kind, scratch + thread.query_rows, i * p.size_pitch, query, (row + i) * size, 1, size)
+        read_run(kind, scratch + thread.diff_rows, i * p.width_pitch, diff, (row + i) * width, 1, width)
     for panel in range(panels):
         at, rows = row + panel * COLUMNS, min(COLUMNS, count - panel * COLUMNS)
-        turn(kind, scratch + own.query + 4 * panel * COLUMNS * size, query, at * size, size, rows, size, wide)
-        turn(kind, scratch + own.diff + 4 * panel * COLUMNS * width, diff, at * width, width, rows, width, wide)
-    multiply_all(scratch + own.query, panels * COLUMNS * size, np.float32(p.scale))
-    multiply_all(scratch + own.query_rows, count * p.size_pitch, np.float32(p.scale))
+        turn(kind, scratch + thread.query + 4 * panel * COLUMNS * size, query, at * size, size, rows, size, wide)
+        turn(kind, scratch + thread.diff + 4 * panel * COLUMNS * width, diff, at * width, width, rows, width, wide)
+    multiply_all(scratch + thread.query, panels * COLUMNS * size, np.float32(p.scale))
+    multiply_all(scratch + thread.query_rows, count * p.size_pitch, np.float32(p.scale))
     for i in range(QUERIES):
         level = load_f32(call.inputs[_LOGARITHM], row + i) if i < count else _INFINITE
-        store_f32(scratch + own.most, i, _INFINITE if level == -_INFINITE else level)
-        store_f32(scratch + own.total, i, load_f32(call.shared + p.delta, row + i) if i < count else np.float32(0.0))
+        store_f32(scratch + thread.most, i, _INFINITE if level == -_INFINITE else level)
+        store_f32(scratch + thread.total, i, load_f32(call.shared + p.delta, row + i) if i < count else np.float32(0.0))
 
 
 @inner
 def _copy_keys(call, p, first, rows, scratch):
-    read_run(p.kind, scratch + p.own.key, 0, call.inputs[2], first * p.size, 1, rows * p.size)
-    read_run(p.kind, scratch + p.own.value, 0, call.inputs[3], first * p.width, 1, rows * p.width)
+    read_run(p.kind, scratch + p.thread.key, 0, call.inputs[2], first * p.size, 1, rows * p.size)
+    read_run(p.kind, scratch + p.thread.value, 0, call.inputs[3], first * p.width, 1, rows * p.width)
 
 
 @inner
 def _panel(p, query, count, at, rows, start, panel, biased, scratch):
     """p and ds of a panel, ds before the slope of the softcap."""
-    own = p.own
-    scores, products = scratch + own.scores + 4 * PANEL * panel, scratch + own.products + 4 * PANEL * panel
-    slopes, lane = scratch + own.slopes + 4 * PANEL * panel if p.cap > 0.0 else 0, 4 * panel * COLUMNS
+    thread = p.thread
+    scores, products = scratch + thread.scores + 4 * PANEL * panel, scratch + thread.products + 4 * PANEL * panel
+    slopes, lane = scratch + thread.slopes + 4 * PANEL * panel if p.cap > 0.0 else 0, 4 * panel * COLUMNS
     score(p, query, count, at, rows, start, panel, scores, slopes, biased, scratch)
-    diff = scratch + own.diff + lane * p.width
+    diff = scratch + thread.diff + lane * p.width
     if p.width:
-        product(rows, products, scratch + own.value, 4 * p.width, 4, diff, p.width, table_of(p, scratch, BY_WIDTH), 0)
+        product(
+            rows, products, scratch + thread.value, 4 * p.width, 4, diff, p.width, table_of(p, scratch, BY_WIDTH), 0
+        )
     else:
         clear(products, 0, rows * COLUMNS)
-    differentiate(scores, products, rows, scratch + own.most + lane, scratch + own.total + lane)
+    differentiate(scores, products, rows, scratch + thread.most + lane, scratch + thread.total + lane)
 
 
 @inner
 def _bent(p, panel, rows, scratch):
     """ds times the slope of the softcap."""
-    products, slopes = scratch + p.own.products + 4 * PANEL * panel, scratch + p.own.slopes + 4 * PANEL * panel
+    products, slopes = scratch + p.thread.products + 4 * PANEL * panel, scratch + p.thread.slopes + 4 * PANEL * panel
     if p.cap > 0.0:
         for i in range(rows * COLUMNS):
             store_f32(products, i, load_f32(products, i) * load_f32(slopes, i))
@@ -138,14 +140,14 @@ def _add_rows(p, target, pitch, length, rows, panels, weights, source, segments,
 @inner
 def _queries(call, p, b, h, block, diff_key, diff_value, scratch):
     """One block of queries: its gradient, and what it adds to those of keys and values."""
-    own, first = p.own, block * QUERIES
+    thread, first = p.thread, block * QUERIES
     count, head = min(QUERIES, p.queries - first), b * p.heads + h
     panels, keys = (count + COLUMNS - 1) // COLUMNS, key_count(call, p, b)
     start = diagonal(call, p, b, keys)
     low, high = seen(p, first, count, start, keys)
     shared, segments = (b * p.shared + h // p.group) * p.keys, table_of(p, scratch, 4)
     _begin(call, p, head, first, count, scratch)
-    clear(scratch + own.out, 0, PANELS * (p.size + SPARE_ROWS) * COLUMNS)
+    clear(scratch + thread.out, 0, PANELS * (p.size + SPARE_ROWS) * COLUMNS)
     for at in range(low, high, KEYS):
         rows, some_seen = min(KEYS, high - at), 0
         _copy_keys(call, p, shared + at, rows, scratch)
@@ -153,36 +155,36 @@ def _queries(call, p, b, h, block, diff_key, diff_value, scratch):
             query, some = first + panel * COLUMNS, min(COLUMNS, count - panel * COLUMNS)
             begin, end = seen(p, query, some, start, keys)
             few = min(rows, end - at)
-            level = scratch + own.most + 4 * panel * COLUMNS
+            level = scratch + thread.most + 4 * panel * COLUMNS
             biased = 0
             if few > 0 and at + few > begin:
                 biased = read_bias(call, p, b, h, query, some, at, few, level, scratch)
             few = few if biased else 0
             some_seen += few
-            products = scratch + own.products + 4 * PANEL * panel
+            products = scratch + thread.products + 4 * PANEL * panel
             if few > 0:
                 _panel(p, query, some, at, few, start, panel, biased, scratch)
                 _bent(p, panel, few, scratch)
-                out, key = scratch + own.out + 4 * panel * (p.size + SPARE_ROWS) * COLUMNS, scratch + own.key
+                out, key = scratch + thread.out + 4 * panel * (p.size + SPARE_ROWS) * COLUMNS, scratch + thread.key
                 product(p.size, out, key, 4, 4 * p.size, products, few, table_of(p, scratch, BY_ONE), 1)
             # tiles read a few rows more, and other panels see more keys
             behind = (rows + SPARE_ROWS - few) * COLUMNS
             clear(products, few * COLUMNS, behind)
-            clear(scratch + own.scores + 4 * PANEL * panel, few * COLUMNS, behind)
+            clear(scratch + thread.scores + 4 * PANEL * panel, few * COLUMNS, behind)
         to_key, to_value = diff_key + 4 * at * p.size_pitch, diff_value + 4 * at * p.width_pitch
-        scores, ds, second = scratch + own.scores, scratch + own.products, segments + 16 * PANELS
+        scores, ds, second = scratch + thread.scores, scratch + thread.products, segments + 16 * PANELS
         if some_seen > 0 and call.more[_KEY_OUT]:
-            _add_rows(p, to_key, p.size_pitch, p.size, rows, panels, ds, scratch + own.query_rows, segments, scratch)
+            _add_rows(p, to_key, p.size_pitch, p.size, rows, panels, ds, scratch + thread.query_rows, segments, scratch)
         if some_seen > 0 and call.more[_VALUE_OUT]:
             _add_rows(
-                p, to_value, p.width_pitch, p.width, rows, panels, scores, scratch + own.diff_rows, second, scratch
+                p, to_value, p.width_pitch, p.width, rows, panels, scores, scratch + thread.diff_rows, second, scratch
             )
     if call.output:
         for panel in range(panels):
-            out, at = scratch + own.out + 4 * panel * (p.size + SPARE_ROWS) * COLUMNS, first + panel * COLUMNS
+            out, at = scratch + thread.out + 4 * panel * (p.size + SPARE_ROWS) * COLUMNS, first + panel * COLUMNS
             multiply_all(out, p.size * COLUMNS, np.float32(p.scale))
             some, place = min(COLUMNS, count - panel * COLUMNS), (head * p.queries + at) * p.size
-            turn_back(p.kind, call.output, place, out, p.size, some, p.size_pitch, scratch + own.staged)
+            turn_back(p.kind, call.output, place, out, p.size, some, p.size_pitch, scratch + thread.staged)
 
 
 @inner
@@ -190,7 +192,7 @@ def _part(call, p, n, scratch):
     """Some of the blocks of the heads that share keys."""
     owner, part, rows = n // p.parts, n % p.parts, p.keys + SPARE_ROWS
     b, shared, units = owner // p.shared, owner % p.shared, p.group * p.blocks
-    diff_key, diff_value = scratch + p.own.diff_key, scratch + p.own.diff_value
+    diff_key, diff_value = scratch + p.thread.diff_key, scratch + p.thread.diff_value
     if p.parts > 1:
         diff_key = call.shared + p.diff_key + 4 * n * rows * p.size_pitch
         diff_value = call.shared + p.diff_value + 4 * n * rows * p.width_pitch
@@ -240,19 +242,19 @@ def _bias(call, p, n, scratch):
         return
     by_b, by_h, by_q, by_k = p.bias_steps[0] != 0, p.bias_steps[1] != 0, p.bias_steps[2] != 0, p.bias_steps[3] != 0
     blocks = p.blocks if by_q else 1
-    block, own_head, own_batch = n % blocks, n // blocks, 0
+    block, head, batch = n % blocks, n // blocks, 0
     if by_h:
-        own_batch, own_head = own_head // p.heads, own_head % p.heads
+        batch, head = head // p.heads, head % p.heads
     elif by_b:
-        own_batch, own_head = own_head, 0
-    sums = scratch + p.own.diff_bias
+        batch, head = head, 0
+    sums = scratch + p.thread.diff_bias
     clear(sums, 0, PANELS * p.keys * COLUMNS)
     fill_tables(p, scratch)
-    for b in range(own_batch, own_batch + 1 if by_b else p.batch):
-        for h in range(own_head, own_head + 1 if by_h else p.heads):
+    for b in range(batch, batch + 1 if by_b else p.batch):
+        for h in range(head, head + 1 if by_h else p.heads):
             for one in range(block, block + 1 if by_q else p.blocks):
                 _add_scores(call, p, b, h, one, sums, scratch)
-    first = own_batch * p.bias_steps[0] + own_head * p.bias_steps[1] + block * QUERIES * p.bias_steps[2]
+    first = batch * p.bias_steps[0] + head * p.bias_steps[1] + block * QUERIES * p.bias_steps[2]
     rows = min(QUERIES, p.queries - block * QUERIES) if by_q else 1
     columns = p.keys if by_k else 1
     for q in range(rows):
@@ -262,16 +264,16 @@ def _bias(call, p, n, scratch):
                 for j in range(k, k + 1 if by_k else p.keys):
                     place = (i // COLUMNS * p.keys + j) * COLUMNS + i % COLUMNS
                     total += np.float64(load_f32(sums, place))
-            store_f32(scratch + p.own.staged, k % COLUMNS, np.float32(total))
+            store_f32(scratch + p.thread.staged, k % COLUMNS, np.float32(total))
             if k % COLUMNS == COLUMNS - 1 or k == columns - 1:
                 some, to = k % COLUMNS + 1, first + q * p.bias_steps[2] + k // COLUMNS * COLUMNS
-                write_run(p.kind, call.more[_BIAS_OUT], to, 1, scratch + p.own.staged, 0, some)
+                write_run(p.kind, call.more[_BIAS_OUT], to, 1, scratch + p.thread.staged, 0, some)
 
 
 @inner
 def _add_scores(call, p, b, h, block, sums, scratch):
     """ds of a block of queries added to the sums, (keys, COLUMNS) for each panel."""
-    own, first = p.own, block * QUERIES
+    thread, first = p.thread, block * QUERIES
     count, keys = min(QUERIES, p.queries - first), key_count(call, p, b)
     start = diagonal(call, p, b, keys)
     low, high = seen(p, first, count, start, keys)
@@ -281,11 +283,13 @@ def _add_scores(call, p, b, h, block, sums, scratch):
         _copy_keys(call, p, (b * p.shared + h // p.group) * p.keys + at, rows, scratch)
         for panel in range((count + COLUMNS - 1) // COLUMNS):
             query, some = first + panel * COLUMNS, min(COLUMNS, count - panel * COLUMNS)
-            biased = read_bias(call, p, b, h, query, some, at, rows, scratch + own.most + 4 * panel * COLUMNS, scratch)
+            biased = read_bias(
+                call, p, b, h, query, some, at, rows, scratch + thread.most + 4 * panel * COLUMNS, scratch
+            )
             if biased == 0:
                 continue
             _panel(p, query, some, at, rows, start, panel, biased, scratch)
-            ds, to = scratch + own.products + 4 * PANEL * panel, sums + 4 * COLUMNS * (panel * p.keys + at)
+            ds, to = scratch + thread.products + 4 * PANEL * panel, sums + 4 * COLUMNS * (panel * p.keys + at)
             for i in range(rows * COLUMNS):
                 store_f32(to, i, load_f32(to, i) + load_f32(ds, i))
 
@@ -324,7 +328,7 @@ def _plan(request: Request) -> Plan:
         "diff_key": FLOAT * (keys + SPARE_ROWS) * padded(size),
         "diff_value": FLOAT * (keys + SPARE_ROWS) * padded(width),
     }
-    own, per_thread = workspace(
+    thread, per_thread = workspace(
         Offsets,
         **floats(numbers, bias),
         query_rows=FLOAT * QUERIES * padded(size),
@@ -345,7 +349,7 @@ def _plan(request: Request) -> Plan:
     )
     parameters = Attention(
         **numbers,  # type: ignore[arg-type]
-        parts=parts, own=own, delta=shares.total, marks=shares.bias,
+        parts=parts, thread=thread, delta=shares.total, marks=shares.bias,
         diff_key=shares.diff_key, diff_value=shares.diff_value,
     )  # fmt: skip
     stages = [(_MARK, items)] if items else []

@@ -48,24 +48,26 @@ _BIAS, _SINKS = 3, 5
 @inner
 def _begin(call, p, head, first, count, scratch):
     """The block's queries, turned and scaled, and the sums of none or of the sink alone."""
-    own, panels, sinks = p.own, (count + COLUMNS - 1) // COLUMNS, call.inputs[_SINKS]
+    thread, panels, sinks = p.thread, (count + COLUMNS - 1) // COLUMNS, call.inputs[_SINKS]
     fill_tables(p, scratch)
     for panel in range(panels):
         at = first + panel * COLUMNS
-        place = scratch + own.query + 4 * panel * COLUMNS * p.size
+        place = scratch + thread.query + 4 * panel * COLUMNS * p.size
         rows = min(COLUMNS, count - panel * COLUMNS)
-        turn(p.kind, place, call.inputs[0], (head * p.queries + at) * p.size, p.size, rows, p.size, scratch + own.wide)
+        turn(
+            p.kind, place, call.inputs[0], (head * p.queries + at) * p.size, p.size, rows, p.size, scratch + thread.wide
+        )
         multiply_all(place, COLUMNS * p.size, np.float32(p.scale))
     for i in range(QUERIES):
-        store_f32(scratch + own.most, i, load_f32(sinks, head % p.heads) if sinks else NEVER)
-        store_f32(scratch + own.total, i, np.float32(1.0) if sinks else np.float32(0.0))
-    clear(scratch + own.out, 0, panels * (p.width + SPARE_ROWS) * COLUMNS)
+        store_f32(scratch + thread.most, i, load_f32(sinks, head % p.heads) if sinks else NEVER)
+        store_f32(scratch + thread.total, i, np.float32(1.0) if sinks else np.float32(0.0))
+    clear(scratch + thread.out, 0, panels * (p.width + SPARE_ROWS) * COLUMNS)
 
 
 @inner
 def _block(call, p, n, scratch):
     """One block of queries of one head; the last ones, which see the most keys, come first."""
-    head, block, own = n // p.blocks, p.blocks - 1 - n % p.blocks, p.own
+    head, block, thread = n // p.blocks, p.blocks - 1 - n % p.blocks, p.thread
     b, h = head // p.heads, head % p.heads
     first = block * QUERIES
     count = min(QUERIES, p.queries - first)
@@ -73,7 +75,7 @@ def _block(call, p, n, scratch):
     start = diagonal(call, p, b, keys)
     low, high = seen(p, first, count, start, keys)
     shared = (b * p.shared + h // p.group) * p.keys
-    scores, key, value = scratch + own.scores, scratch + own.key, scratch + own.value
+    scores, key, value = scratch + thread.scores, scratch + thread.key, scratch + thread.value
     _begin(call, p, head, first, count, scratch)
     for at in range(low, high, KEYS):
         rows = min(KEYS, high - at)
@@ -85,33 +87,33 @@ def _block(call, p, n, scratch):
             begin, end = seen(p, query, some, start, keys)
             few = min(rows, end - at)
             lane = 4 * panel * COLUMNS
-            most, total = scratch + own.most + lane, scratch + own.total + lane
+            most, total = scratch + thread.most + lane, scratch + thread.total + lane
             if few <= 0 or at + few <= begin:
                 continue
             biased = read_bias(call, p, b, h, query, some, at, few, most, scratch)
             if biased == 0:
                 continue
-            out = scratch + own.out + lane * (p.width + SPARE_ROWS)
+            out = scratch + thread.out + lane * (p.width + SPARE_ROWS)
             score(p, query, some, at, few, start, panel, scores, 0, biased, scratch)
-            soften(scores, few, most, total, scratch + own.factor)
-            rescale(out, p.width, scratch + own.factor)
+            soften(scores, few, most, total, scratch + thread.factor)
+            rescale(out, p.width, scratch + thread.factor)
             product(p.width, out, value, 4, 4 * p.width, scores, few, table_of(p, scratch, BY_ONE), 1)
     _end(call, p, head, first, count, scratch)
 
 
 @inner
 def _end(call, p, head, first, count, scratch):
-    own, logarithms = p.own, call.more[0]
+    thread, logarithms = p.thread, call.more[0]
     for panel in range((count + COLUMNS - 1) // COLUMNS):
         some, at = min(COLUMNS, count - panel * COLUMNS), head * p.queries + first + panel * COLUMNS
-        most, total = scratch + own.most + 4 * panel * COLUMNS, scratch + own.total + 4 * panel * COLUMNS
+        most, total = scratch + thread.most + 4 * panel * COLUMNS, scratch + thread.total + 4 * panel * COLUMNS
         finish(most, total)
         if logarithms:
             copy_run(logarithms + 4 * at, most, some)
         if call.output:
-            out = scratch + own.out + 4 * panel * (p.width + SPARE_ROWS) * COLUMNS
+            out = scratch + thread.out + 4 * panel * (p.width + SPARE_ROWS) * COLUMNS
             rescale(out, p.width, total)
-            turn_back(p.kind, call.output, at * p.width, out, p.width, some, p.width_pitch, scratch + own.staged)
+            turn_back(p.kind, call.output, at * p.width, out, p.width, some, p.width_pitch, scratch + thread.staged)
 
 
 _MARK = stage("attention_mark", Attention, mark)
@@ -121,14 +123,14 @@ _BLOCK = stage("attention_forward", Attention, _block)
 def _plan(request: Request) -> Plan:
     numbers = fields(request, 0, _BIAS)
     width, heads = int(request.outputs[0][3]), request.outputs[0][0] * request.outputs[0][1]
-    own, bytes_ = workspace(
+    thread, bytes_ = workspace(
         Offsets,
         **floats(numbers, request.inputs[_BIAS]),
         scores=FLOAT * PANEL,
         out=FLOAT * PANELS * (width + SPARE_ROWS) * COLUMNS,
         factor=FLOAT * COLUMNS,
     )
-    parameters = Attention(**numbers, parts=1, own=own)  # type: ignore[arg-type]
+    parameters = Attention(**numbers, parts=1, thread=thread)  # type: ignore[arg-type]
     block = _BLOCK, heads * parameters.blocks
     if not parameters.marked:
         return Plan(parameters, (block,), 0, bytes_)

@@ -82,7 +82,7 @@ class Attention(Record):
     bias_steps: tuple[int, int, int, int]  # 0 along axes of length 1
     blocks: int  # of a head's queries
     parts: int  # of the blocks of the heads that share keys, each with sums of its own
-    own: Offsets
+    thread: Offsets
     diff_key: int = 0  # offsets of what all threads share
     diff_value: int = 0
     delta: int = 0
@@ -215,7 +215,7 @@ BY_SIZE, BY_WIDTH, BY_ONE, BY_SCORES = range(4)  # tables of where rows of `a` s
 
 @inner
 def table_of(p, scratch, number):
-    return scratch + p.own.tables + 8 * (ROWS + 2) * number
+    return scratch + p.thread.tables + 8 * (ROWS + 2) * number
 
 
 @inner
@@ -294,7 +294,7 @@ def read_bias(call, p, b, h, query, count, at, rows, level, scratch):
     level: what scores are compared with before their powers are taken, below which the lowest numbers, which stand for
     -inf in masks, have a power of 0 as well.
     """
-    bias, kind, own = call.inputs[p.bias_at], p.kind, scratch + p.own.bias
+    bias, kind, panel = call.inputs[p.bias_at], p.kind, scratch + p.thread.bias
     if bias == 0:
         return 1
     step, along = p.bias_steps[2], p.bias_steps[3]
@@ -305,28 +305,28 @@ def read_bias(call, p, b, h, query, count, at, rows, level, scratch):
     if p.marked:
         panels, blocks = (p.queries + COLUMNS - 1) // COLUMNS, (p.keys + KEYS - 1) // KEYS
         row = first // (p.queries * p.keys) * panels + query // COLUMNS
-        found = load_i64(call.shared + p.marks, row * blocks + at // KEYS)
-        if found == _NOTHING:
+        state = load_i64(call.shared + p.marks, row * blocks + at // KEYS)
+        if state == _NOTHING:
             return 1
-        if found == _NEVER_SEEN or (found == _LOWEST_SEEN and lanes == count):
+        if state == _NEVER_SEEN or (state == _LOWEST_SEEN and lanes == count):
             return 0
     if step and along:
-        turn(kind, own, bias, first, step, count, rows, scratch + p.own.wide)
+        turn(kind, panel, bias, first, step, count, rows, scratch + p.thread.wide)
     elif along:
         for r in range(rows):
-            read_run(kind, own, r * COLUMNS, bias, first + r * along, 1, 1)
+            read_run(kind, panel, r * COLUMNS, bias, first + r * along, 1, 1)
             for c in range(1, COLUMNS):
-                store_f32(own, r * COLUMNS + c, load_f32(own, r * COLUMNS))
+                store_f32(panel, r * COLUMNS + c, load_f32(panel, r * COLUMNS))
     else:
-        clear(own, 0, COLUMNS)
+        clear(panel, 0, COLUMNS)
         for c in range(count):
-            read_run(kind, own, c, bias, first + c * step, 1, 1)
+            read_run(kind, panel, c, bias, first + c * step, 1, 1)
         for r in range(1, rows):
             for c in range(COLUMNS):
-                store_f32(own, r * COLUMNS + c, load_f32(own, c))
-    if not load_f32(own, 0) <= _LOWEST or _above(own, rows, count, _LOWEST) > 0:
+                store_f32(panel, r * COLUMNS + c, load_f32(panel, c))
+    if not load_f32(panel, 0) <= _LOWEST or _above(panel, rows, count, _LOWEST) > 0:
         return 2
-    return 0 if lanes == count or _above(own, rows, count, NEVER) == 0 else 2
+    return 0 if lanes == count or _above(panel, rows, count, NEVER) == 0 else 2
 
 
 @apart
@@ -347,11 +347,11 @@ def score(p, query, count, at, rows, start, panel, scores, slopes, biased, scrat
 
     biased: what `read_bias` has answered.
     """
-    own = p.own
+    thread = p.thread
     table = table_of(p, scratch, BY_SIZE)
-    part = scratch + own.query + 4 * panel * COLUMNS * p.size
+    part = scratch + thread.query + 4 * panel * COLUMNS * p.size
     if p.size:
-        product(rows, scores, scratch + own.key, 4 * p.size, 4, part, p.size, table, 0)
+        product(rows, scores, scratch + thread.key, 4 * p.size, 4, part, p.size, table, 0)
     else:
         clear(scores, 0, rows * COLUMNS)
     if p.cap > 0.0:
@@ -360,7 +360,7 @@ def score(p, query, count, at, rows, start, panel, scores, slopes, biased, scrat
         bend(scores, rows, place, slopes)
     if biased == 2:
         for i in range(rows * COLUMNS):
-            store_f32(scores, i, load_f32(scores, i) + load_f32(scratch + own.bias, i))
+            store_f32(scores, i, load_f32(scores, i) + load_f32(scratch + thread.bias, i))
     ahead = at - query - start
     if (p.right >= 0 and ahead + rows - 1 > p.right) or (p.left >= 0 and ahead - count + 1 < -p.left):
         _hide(p, ahead, rows, scores)

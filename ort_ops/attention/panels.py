@@ -60,12 +60,12 @@ def _rows(
     head.cbranch(head.icmp_signed(">", rows, I64(0)), again.block, behind.block)
     row = again.phi(I64)
     values = [again.phi(VEC) for _ in first]
-    found = body(again, again.mul(row, I64(_ROW)), values)
+    updated = body(again, again.mul(row, I64(_ROW)), values)
     following = again.add(row, I64(1))
-    carry([(row, I64(0), following), *zip(values, first, found, strict=True)], head, again)
+    carry([(row, I64(0), following), *zip(values, first, updated, strict=True)], head, again)
     again.cbranch(again.icmp_signed("<", following, rows), again.block, behind.block)
     results = [behind.phi(VEC) for _ in first]
-    carry(zip(results, first, found, strict=True), head, again)
+    carry(zip(results, first, updated, strict=True), head, again)
     return behind, results
 
 
@@ -74,13 +74,13 @@ def _soften(function: ir.Function) -> None:
     (head,) = blocks(function, "head")
     before = [head.vector(_at(head, most, j)) for j in range(VECTORS)]
 
-    def larger(b: Block, at: Value, found: Sequence[Value]) -> Sequence[Value]:
+    def larger(b: Block, at: Value, largest: Sequence[Value]) -> Sequence[Value]:
         read = [b.vector(_at(b, b.add(scores, at), j)) for j in range(VECTORS)]
-        return [b.select(b.fcmp_ordered(">", x, y), x, y) for x, y in zip(read, found, strict=True)]
+        return [b.select(b.fcmp_ordered(">", x, y), x, y) for x, y in zip(read, largest, strict=True)]
 
-    middle, found = _rows(function, head, rows, before, larger)
+    middle, largest = _rows(function, head, rows, before, larger)
     never = _all(-math.inf)
-    centres = [middle.select(middle.fcmp_ordered("==", x, never), ZERO, x) for x in found]
+    centres = [middle.select(middle.fcmp_ordered("==", x, never), ZERO, x) for x in largest]
 
     def powers(b: Block, at: Value, sums: Sequence[Value]) -> Sequence[Value]:
         places = [_at(b, b.add(scores, at), j) for j in range(VECTORS)]
@@ -93,7 +93,7 @@ def _soften(function: ir.Function) -> None:
     for j in range(VECTORS):
         shrunk = exp(b, b.fsub(before[j], centres[j]))
         b.put(shrunk, _at(b, factor, j))
-        b.put(found[j], _at(b, most, j))
+        b.put(largest[j], _at(b, most, j))
         place = _at(b, total, j)
         b.put(b.fma(b.vector(place), shrunk, sums[j]), place)
     b.ret_void()

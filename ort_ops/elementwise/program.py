@@ -165,13 +165,13 @@ class Program:
         try:
             tensors, outputs = map(int, counts.split())
             split = [step.split() for step in steps]
-            made = tuple((op, tuple(operands)) for op, *operands in split)
-            program = cls(tensors, made, tuple(results.split()))
+            operations = tuple((op, tuple(operands)) for op, *operands in split)
+            program = cls(tensors, operations, tuple(results.split()))
             known = {f"t{n}": TENSOR for n in range(tensors)}
-            for n, (op, operands) in enumerate(made):
-                found = [_NUMBER if _number(o) is not None else known.get(o) for o in operands]
+            for n, (op, operands) in enumerate(operations):
+                kinds = [_NUMBER if _number(o) is not None else known.get(o) for o in operands]
                 wanted = STEPS[op].operands
-                if len(found) != len(wanted) or any(f not in _TAKES[w] for f, w in zip(found, wanted, strict=True)):
+                if len(kinds) != len(wanted) or any(f not in _TAKES[w] for f, w in zip(kinds, wanted, strict=True)):
                     raise InvalidModelError(f"no formula: {text!r}")
                 known[f"v{n}"] = STEPS[op].result
             if len(program.results) != outputs or any(known.get(name) != TENSOR for name in program.results):

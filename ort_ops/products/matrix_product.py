@@ -82,7 +82,7 @@ class Product(Record):
     wide: int
     deep: int
     pieces: int  # that the columns are cut into
-    own: Offsets
+    thread: Offsets
 
 
 @inner
@@ -161,8 +161,8 @@ def _sweep(call, p, kept, kept_span, passing, span, scratch):
 
     While the registers multiply, the next lines are split.
     """
-    blocks, sums = scratch + p.own.kept, scratch + p.own.sums
-    block, block_next = scratch + p.own.passing, scratch + p.own.passing_next
+    blocks, sums = scratch + p.thread.kept, scratch + p.thread.sums
+    block, block_next = scratch + p.thread.passing, scratch + p.thread.passing_next
     step, second, further = _strides(p, passing)
     shares, left_is_kept = SIDE // UNITS, p.keeps_a != p.mirrored
     for k in range(0, p.k, p.deep):
@@ -201,7 +201,7 @@ def _product(call, p, n, scratch):
     rows, columns = (row, min(row + p.at_once, p.rows)), (column, min(column + p.wide, p.columns))
     a = call.inputs[0], p.turned_a, p.turned_a != p.mirrored, p.rows
     b = call.inputs[1], 1 - p.turned_b, p.turned_b != p.mirrored, p.columns
-    take_tiles(scratch + p.own.configuration)
+    take_tiles(scratch + p.thread.configuration)
     if p.keeps_a:
         _sweep(call, p, a, rows, b, columns, scratch)
     else:
@@ -250,7 +250,7 @@ def _plan(request: Request) -> Plan:
     if not k:
         alone = Product(
             rows=rows, columns=columns, k=0, turned_a=0, turned_b=0, keeps_a=0, mirrored=0, at_once=0, wide=0, deep=0,
-            pieces=0, own=Offsets(),
+            pieces=0, thread=Offsets(),
         )  # fmt: skip
         return Plan(alone, ((_CLEARED, rows),))
     keeps_a = rows * (1 if turned_b else 2) <= columns * (2 if turned_a else 1)
@@ -262,7 +262,7 @@ def _plan(request: Request) -> Plan:
     pieces = -(-columns // wide)
     deep = _lines(k, -(-k // DEEPEST))
     block = deep // DEPTH * GROUP
-    own, scratch = workspace(
+    thread, scratch = workspace(
         Offsets,
         kept=block * kept_lines // SIDE,
         passing=block,
@@ -272,7 +272,7 @@ def _plan(request: Request) -> Plan:
     )
     parameters = Product(
         rows=rows, columns=columns, k=k, turned_a=turned_a, turned_b=turned_b, keeps_a=int(keeps_a), mirrored=mirrored,
-        at_once=at_once, wide=wide, deep=deep, pieces=pieces, own=own,
+        at_once=at_once, wide=wide, deep=deep, pieces=pieces, thread=thread,
     )  # fmt: skip
     return Plan(parameters, ((_PRODUCT, pieces * -(-rows // at_once)),), per_thread=scratch)
 

@@ -68,11 +68,11 @@ def fuse_attention(model: ModelProto) -> ModelProto:
     if any(o.domain in DEFAULT_DOMAINS and o.version < MIN_BODY_OPSET for o in model.opset_import):
         return model
     graph = _Graph(model)
-    found = [match for node in model.graph.node if (match := graph.match(node))]
-    for match in found:
+    matches = [match for node in model.graph.node if (match := graph.match(node))]
+    for match in matches:
         graph.replace(match)
     shared = [graph.share(node) for node in model.graph.node if is_standard(node, "Attention")]
-    if any([graph.tell_causal(), found, *shared]):
+    if any([graph.tell_causal(), matches, *shared]):
         alive = ancestors(graph.nodes, graph.outputs)
         assign(model.graph.node, [copied(graph.nodes[n]) for n in alive])
     return model
@@ -348,8 +348,8 @@ class _Graph:
         return True
 
     def _is_again(self, again: NodeProto, node: NodeProto, numbers: dict[str, Any]) -> bool:
-        own = attributes_of(again)
-        if any(own.get(name, 0) != numbers[name] for name in ("is_causal", "scale")):
+        attributes = attributes_of(again)
+        if any(attributes.get(name, 0) != numbers[name] for name in ("is_causal", "scale")):
             return False
         given, mine = [*node.input[:4], ""], [self._root(name, node) for name in again.input[:4]]
         return mine == given[: len(mine)] and (len(mine) == 4) == bool(given[3])
@@ -365,13 +365,13 @@ class _Graph:
         """What is added to the scores, of rank 4; "" for nothing."""
         bias, rank = "", 0
         for mask in reversed(masks):
-            own = len(self.shapes[mask.name])
+            mask_rank = len(self.shapes[mask.name])
             if mask.where:
                 never, before = op.constant(np.float32(-np.inf)), bias or op.constant(np.float32(0))
                 bias = op.Where(mask.name, *((never, before) if mask.hidden else (before, never)))
             else:
                 bias = op.Add(bias, mask.name) if bias else mask.name
-            rank = max(rank, own)
+            rank = max(rank, mask_rank)
         return op.Unsqueeze(bias, op.constant(np.arange(4 - rank))) if bias and rank < 4 else bias
 
     def _put(self, nodes: list[NodeProto], instead: list[str]) -> None:

@@ -65,7 +65,7 @@ class _Fusion:
         tensors = members(function)
         self._tensors = {function.input[n] for member in tensors for n in member.inputs}
         self._depends: dict[str, bool] = {}
-        found: dict[tuple[str, tuple[str, ...]], _Group] = {}
+        groups: dict[tuple[str, tuple[str, ...]], _Group] = {}
         for member in tensors:
             try:
                 key = self._formula(
@@ -73,8 +73,8 @@ class _Fusion:
                 )
             except _NoProgramError:
                 continue
-            found.setdefault(key, _Group(*key)).members.append(member)
-        self.groups = list(found.values())
+            groups.setdefault(key, _Group(*key)).members.append(member)
+        self.groups = list(groups.values())
         taken = [member for group in self.groups for member in group.members]
         self._remaining_outputs = self._remaining(len(function.output), [n for member in taken for n in member.outputs])
         self._remaining_inputs = self._remaining(len(function.input), [n for member in taken for n in member.inputs])
@@ -150,7 +150,7 @@ class _Fusion:
         call.output.extend([*numbers, *(outputs[n] for n in self._remaining_outputs)])
         updates = [unique(f"{first}/update_{n}", taken) for n in range(len(self.groups))]
         parts = zip(updates, self.groups, numbers, strict=True)
-        return [call, *(_native(name, group, own, inputs, outputs) for name, group, own in parts)]
+        return [call, *(_native(name, group, vector, inputs, outputs) for name, group, vector in parts)]
 
     def shorten(self) -> None:
         """Leave the function what `nodes` calls it for."""

@@ -41,10 +41,10 @@ def _replace(
     floats = floats | set(_floats(graph))
     makers, nodes, turned, changed = producers(graph.node), list[NodeProto](), set[str](), False
     for node in graph.node:
-        found = _product(node, makers, shapes, floats, taken, batches)
-        nodes += found or [copied(node)]
-        changed |= bool(found)
-        turned.update(name for name in node.input if found and name not in found[0].input)
+        product = _product(node, makers, shapes, floats, taken, batches)
+        nodes += product or [copied(node)]
+        changed |= bool(product)
+        turned.update(name for name in node.input if product and name not in product[0].input)
     inner = [_replace(body, shapes, floats, taken, batches) for node in nodes for body in subgraphs(node)]
     if changed := changed or any(inner):
         gone = turned - {value.name for value in graph.output}.union(*map(reads, nodes))
@@ -89,15 +89,15 @@ def _product(
     result = node.output[0]
     bias = node.input[2] if len(node.input) > 2 else ""
     product = unique(f"{result}/product", taken) if bias else result
-    found = [
+    nodes = [
         helper.make_node(
             NATIVE_PREFIX + NAME, names, [product], name=node.name, domain=NATIVE_DOMAIN,
             transA=int(turned[0]), transB=int(turned[1]),
         )
     ]  # fmt: skip
     if bias:
-        found.append(helper.make_node("Add", [product, bias], [result], name=unique(f"{result}/bias", taken)))
-    return found
+        nodes.append(helper.make_node("Add", [product, bias], [result], name=unique(f"{result}/bias", taken)))
+    return nodes
 
 
 def _pays(left: Dims, right: Dims, turned_left: bool, turned_right: bool) -> bool:

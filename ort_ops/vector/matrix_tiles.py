@@ -41,12 +41,12 @@ def _whole(number: int) -> Value:
 
 def _parts(b: Block, x: Value) -> list[Value]:
     """High, middle and low, as bits of float32 of which the upper half counts."""
-    found = []
+    parts = []
     for _ in range(2):
         bits = b.and_(b.add(b.bitcast(x, LANES), _whole(0x8000)), _whole(0xFFFF0000))
-        found.append(bits)
+        parts.append(bits)
         x = b.fsub(x, b.bitcast(bits, VEC))
-    return [*found, b.bitcast(x, LANES)]
+    return [*parts, b.bitcast(x, LANES)]
 
 
 def _along(b: Block, x: Value, y: Value) -> Value:
@@ -186,8 +186,8 @@ def _add(function: ir.Function) -> None:
     for n, mask in enumerate(masks):
         place = row.add(to, I64(n * BYTES))
         place = row.select(row.icmp_signed(">", columns, I64(n * VECTOR)), place, to)
-        found = row.fadd(row.vector(row.add(at, I64(n * BYTES))), row.masked(place, row.and_(mask, before)))
-        row.put_masked(found, place, mask)
+        total = row.fadd(row.vector(row.add(at, I64(n * BYTES))), row.masked(place, row.and_(mask, before)))
+        row.put_masked(total, place, mask)
     fewer = row.sub(left, I64(1))
     steps = [(left, rows, fewer), (to, target, row.add(to, step)), (at, sums, row.add(at, I64(4 * SIDE)))]
     carry(steps, entry, row)

@@ -115,13 +115,13 @@ class OneRow:
         alone = {str(value.name): dims(value) for node in model.graph for value in node.outputs}
         alone |= {name: dims(value) for name, value in inputs_of(model.graph).items()}
         for value in (*model.graph.inputs, *model.graph.outputs):
-            name, start, found = str(value.name), 0, list[int]()
+            name, start, positions = str(value.name), 0, list[int]()
             for part in like.get(name, [name]):
                 if (axis := self.axis(part, alone.get(part))) is not None:
-                    found.append(start + axis)
+                    positions.append(start + axis)
                 start += len(self.before.get(part) or ())
-            if found or name in like or not value.is_graph_input():
-                axes[name], gone[name] = found[0] if found else 0, found
+            if positions or name in like or not value.is_graph_input():
+                axes[name], gone[name] = positions[0] if positions else 0, positions
         inputs = {str(value.name) for value in model.graph.inputs}
         places = {name: axis for name, axis in axes.items() if name in inputs}
         add_axis(model, places, axes, min(self.symbols), {name: drop for name, drop in gone.items() if drop})
@@ -170,19 +170,19 @@ def _symbols_of_rows(inputs: Mapping[str, Dims | None], per_sample: PerSample) -
     first = {name: shape[0] if (shape := inputs[name]) else None for name in names}
     if per_sample is True:
         unclear = [n for n, shape in inputs.items() if shape is None or (shape and shape[0] is None)]
-        found = {length for length in first.values() if isinstance(length, str)}
-        if unclear or len(found) > 1:
+        symbols = {length for length in first.values() if isinstance(length, str)}
+        if unclear or len(symbols) > 1:
             unclear = unclear or [name for name, length in first.items() if isinstance(length, str)]
             shapes = ", ".join(f"{name!r} {_shown(inputs[name])}" for name in unclear)
             raise InvalidArgumentError(f"which axis has the rows is not known of {shapes}. {advice}", "per_sample")
-        if not found:
+        if not symbols:
             shapes = ", ".join(f"{name!r} {_shown(shape)}" for name, shape in inputs.items())
             raise InvalidArgumentError(
                 f"no input has a symbol for its number of rows: {shapes}. "
                 f"free={{{next(iter(inputs), 'x')!r}: {{0: 'batch'}}}} makes one of a fixed length",
                 "per_sample",
             )
-        return found
+        return symbols
     fixed = [name for name, length in first.items() if not isinstance(length, str)]
     if fixed or not names:
         raise InvalidArgumentError(

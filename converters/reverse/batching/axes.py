@@ -64,10 +64,10 @@ def layer_norm_backward(op: Builder, node: Rows) -> Answer:
         return None
     if not node.only(0, 1, 2, 3) or not all(node.is_batched(n) or not node.has(n) for n in range(4)):
         return None
-    made = node.again(node.values(), begin_norm_axis=shift(node.int("begin_norm_axis", -1)))
-    for value in made[1:]:
+    outputs = node.again(node.values(), begin_norm_axis=shift(node.int("begin_norm_axis", -1)))
+    for value in outputs[1:]:
         value.name = ""
-    return made
+    return outputs
 
 
 @batching("QuantizeLinear", "DequantizeLinear")

@@ -71,21 +71,21 @@ def batch(
     walk = _Walk(graph, op, batched, opsets, symbol, set(results))
     walk.take(inside, by_rules=by_rules)
     names = [str(seeds[rows.index(value)].name if value in rows else value.name) for value in results]
-    made: list[ir.Value] = []
+    outputs: list[ir.Value] = []
     for value in results:
         new = walk.result(value)
-        if new in made or new.producer() is None or new.is_graph_output():
+        if new in outputs or new.producer() is None or new.is_graph_output():
             new = op.Identity(new)
         new.type, new.shape = value.type, None if value.shape is None else ir.Shape([symbol, *value.shape])
-        made.append(new)
+        outputs.append(new)
     for value in results:
         if value.producer() is not None:
             value.name = op.unique(f"{value.name}_row")
     kept = {str(value.name) for value in (*graph.inputs, *graph.initializers.values(), *batched.values())}
-    for place, name, new in sorted(zip(places, names, made, strict=True), key=lambda one: one[0]):
+    for place, name, new in sorted(zip(places, names, outputs, strict=True), key=lambda one: one[0]):
         new.name = op.unique(f"{name}_rows") if name in kept else name
         graph.outputs.insert(place, new)
-    return made
+    return outputs
 
 
 def free_symbol(graph: ir.Graph, name: str) -> str:
@@ -186,8 +186,8 @@ class _Walk:
         if isinstance(answer, Shared):
             self._replace(node.outputs[0], answer.value)
         else:
-            made = [answer] if isinstance(answer, ir.Value) else answer
-            for row, new in zip(node.outputs, made, strict=True):
+            results = [answer] if isinstance(answer, ir.Value) else answer
+            for row, new in zip(node.outputs, results, strict=True):
                 self._batched[row] = self._typed(new, row)
         detach(node)
         return True
@@ -292,9 +292,9 @@ class _Walk:
         puts_out += [_ranked(body.Shape(end)) for end in unranked]
         step = ir.Graph(rows, puts_out, nodes=body.nodes, name=op.unique(f"{op.prefix}/row"))
         attributes = {"body": step, "num_scan_inputs": len(rows)}
-        made = op.emit("Scan", [self._batched[value] for value in read], attributes, outputs=len(puts_out))
-        shapes = dict(zip(unranked, made[len(ends) :], strict=True))
-        for end, new in zip(ends, made, strict=False):
+        results = op.emit("Scan", [self._batched[value] for value in read], attributes, outputs=len(puts_out))
+        shapes = dict(zip(unranked, results[len(ends) :], strict=True))
+        for end, new in zip(ends, results, strict=False):
             if end in shapes:  # the largest length of any row: one that differs is no product of elements
                 shape = op.ReduceMax(shapes[end], [0], keepdims=0)
                 new.type, new = end.type, op.Reshape(new, op.joined(self._length, shape), allowzero=1)

@@ -18,10 +18,10 @@ POINTWISE |= Fact("Softplus Softsign StringConcat Swish ThresholdedRelu Xor")
 
 def aligned(op: Builder, node: Rows, index: int, rank: int) -> ir.Value | None:
     """An input as an operand of rows that have a given rank: axes of length 1 behind that of the rows."""
-    value, own = node.value(index), node.known_rank(index)
-    if value is None or not node.is_batched(index) or own is None or own == rank:
+    value, value_rank = node.value(index), node.known_rank(index)
+    if value is None or not node.is_batched(index) or value_rank is None or value_rank == rank:
         return value
-    return op.Unsqueeze(value, list(range(1, 1 + rank - own)))
+    return op.Unsqueeze(value, list(range(1, 1 + rank - value_rank)))
 
 
 @batching(*POINTWISE)

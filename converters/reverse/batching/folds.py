@@ -125,10 +125,10 @@ def recurrent(op: Builder, node: Rows) -> Answer:
         fold(op, node, n, places.inputs[n]) if n in places.inputs and node.has(n) else node.value(n)
         for n in range(node.count)
     ]
-    made, batch = node.again(inputs), node.lengths(0, 1, 2)
+    outputs, batch = node.again(inputs), node.lengths(0, 1, 2)
     if any(row.name and dims(row) is None for row in node.node.outputs):
         return None
     return [
         unfold(op, node, y, row, batch, axis) if row.name else y
-        for y, row, axis in zip(made, node.node.outputs, places.outputs, strict=False)
+        for y, row, axis in zip(outputs, node.node.outputs, places.outputs, strict=False)
     ]

@@ -162,10 +162,10 @@ def gather(op: Builder, node: Rows) -> Answer:
         return moved(op, node.again(node.values())[0], rank + width, axis, 0)
     data = moved(op, node.rows(0), rank + 1, axis + 1, 1)
     indices = op.Unsqueeze(node.value(1), [width + 1])
-    found = op.GatherND(data, _int64(op, indices, node), batch_dims=1)  # (n, *indices, other axes)
+    gathered = op.GatherND(data, _int64(op, indices, node), batch_dims=1)  # (n, *indices, other axes)
     total = 1 + width + rank - 1
     perm = [0, *range(1 + width, 1 + width + axis), *range(1, 1 + width), *range(1 + width + axis, total)]
-    return found if perm == list(range(total)) else op.Transpose(found, perm=perm)
+    return gathered if perm == list(range(total)) else op.Transpose(gathered, perm=perm)
 
 
 def _int64(op: Builder, indices: ir.Value, node: Rows) -> ir.Value:

@@ -110,13 +110,13 @@ class Rows(Forward):
             name: attribute.value for name, attribute in self.node.attributes.items() if attribute.value != []
         }
         outputs = len(self.node.outputs)
-        made = self._op.emit(self.op_type, inputs, attributes | changed, outputs=outputs, domain=self.node.domain)
-        for value, row in zip(made, self.node.outputs, strict=True):
+        results = self._op.emit(self.op_type, inputs, attributes | changed, outputs=outputs, domain=self.node.domain)
+        for value, row in zip(results, self.node.outputs, strict=True):
             if row.dtype is not None:
                 value.dtype = row.dtype
             if not row.name:
                 value.name = ""
-        return list(made)
+        return list(results)
 
 
 def in_shape(op: Builder, value: ir.Value, length: ir.Value, *lengths: ir.Value) -> ir.Value:

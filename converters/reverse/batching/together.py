@@ -34,12 +34,12 @@ def spans(
     """
     differing = set(seeds)
     loose: dict[ir.Value, int] = {}
-    found: dict[int, int] = {}
+    ends: dict[int, int] = {}
     bound: set[ir.Node] = set()
     for n, node in enumerate(nodes):
         reads = values_read(node)
         for value in reads & loose.keys():
-            found[loose[value]] = n
+            ends[loose[value]] = n
             bound.add(node)
         if reads.isdisjoint(differing) or (is_standard(node, "Shape", "Size") and reads.isdisjoint(loose)):
             continue
@@ -48,10 +48,10 @@ def spans(
         for value in node.outputs:
             if not is_tensor(value) or (shaped and known_lengths(value) is None):
                 loose[value] = n
-                found.setdefault(n, n)
+                ends.setdefault(n, n)
                 bound.add(node)
     merged: dict[int, int] = {}
-    for first, last in sorted(found.items()):
+    for first, last in sorted(ends.items()):
         before = next(reversed(merged), None)
         if before is not None and first <= merged[before]:
             merged[before] = max(merged[before], last)

@@ -45,10 +45,10 @@ def derivatives(model: ModelProto | ir.Model | str | Path) -> tuple[Derivative, 
     )
 
 
-def shaped_like(made: Derivative) -> dict[str, list[str]]:
+def shaped_like(derivative: Derivative) -> dict[str, list[str]]:
     """{a seed or a result: the values whose shapes it has, one after the other}."""
-    shapes = {seed: [of] for of, seed in made.seeds.items()}
-    for first, entry in made.results.items():
+    shapes = {seed: [of] for of, seed in derivative.seeds.items()}
+    for first, entry in derivative.results.items():
         shapes |= (
             {name: [first, second] for second, name in entry.items()} if isinstance(entry, dict) else {entry: [first]}
         )

@@ -72,7 +72,7 @@ def _check(arguments: argparse.Namespace, target: Path) -> None:
     if arguments.floats and not arguments.merged:
         raise InvalidArgumentError("--floats: goes with --merged")
     model = Path(arguments.model)
-    own = (model if model.is_dir() else model.parent).resolve()
+    folder = (model if model.is_dir() else model.parent).resolve()
     for option, path in (("-o", target), ("--merged", arguments.merged and Path(arguments.merged))):
         if not path:
             continue
@@ -80,7 +80,7 @@ def _check(arguments: argparse.Namespace, target: Path) -> None:
             raise InvalidArgumentError(f"{option}: {path} is a file. Name a folder")
         if not path.resolve().parent.is_dir():
             raise InvalidArgumentError(f"{option}: there is no folder {path.resolve().parent}. Make it first")
-        if path.resolve() == own:
+        if path.resolve() == folder:
             raise InvalidArgumentError(f"{option}: {path} is the folder of the model. Name another one")
         if path.is_dir() and any(path.iterdir()) and not (arguments.force or arguments.resume):
             raise InvalidArgumentError(f"{path} is not empty. Name another folder, --force to replace, or --resume")
@@ -158,9 +158,9 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     outcome = outcome_of(records, time.perf_counter() - start, trainer.steps, "") | best_of(calls)
     if trainer.placement is not None:
         say(arguments, f"device: {trainer.placement}")
-    told = [record.perplexity for record in records if record.perplexity is not None]
-    if isinstance(before, TokenLoss) and told:
-        outcome["perplexity"] = f"{before.perplexity:.4g} -> {told[-1]:.4g} on the texts held out"
+    perplexities = [record.perplexity for record in records if record.perplexity is not None]
+    if isinstance(before, TokenLoss) and perplexities:
+        outcome["perplexity"] = f"{before.perplexity:.4g} -> {perplexities[-1]:.4g} on the texts held out"
     note(f"writing {target}")
     values = trainer.parameters()
     folder.write(target, adapted.model, {arguments.name: values})

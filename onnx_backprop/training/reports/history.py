@@ -35,8 +35,8 @@ class Measured(float):
 
     def __repr__(self) -> str:
         """The loss, and the metrics beside it; `format` and `%` take the loss alone."""
-        found = ", ".join(f"{name} {_short(value)}" for name, value in self.metrics.items())
-        return f"{float(self)!r} ({found})" if found else repr(float(self))
+        metrics = ", ".join(f"{name} {_short(value)}" for name, value in self.metrics.items())
+        return f"{float(self)!r} ({metrics})" if metrics else repr(float(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What pickle and copy need."""
