@@ -289,7 +289,7 @@ class _Graph:
 
     def tell_causal(self) -> bool:
         """Exchange masks for `is_causal` where they say just that; whether any did."""
-        told, known = False, dict[str, bool]()
+        exchanged, known = False, dict[str, bool]()
         for node in self.nodes:
             at = _BIAS.get(node.op_type, 0) if node.domain == DOMAIN else 0
             if not at or not any(node.input[at : at + 1]) or any([*node.input[at + 1 :], *node.output[3:]]):
@@ -300,17 +300,17 @@ class _Graph:
             if name not in known:
                 known[name] = self._hides_what_follows(name)
             if known[name]:
-                told = True
+                exchanged = True
                 del node.input[at:]
                 causal = next((a for a in node.attribute if a.name == "is_causal"), None) or node.attribute.add()
                 causal.CopyFrom(helper.make_attribute("is_causal", 1))
-        return told
+        return exchanged
 
     def _hides_what_follows(self, name: str) -> bool:
-        """Whether a mask is made of constants, is 0 up to the diagonal of a square, and hides all above it."""
+        """Whether a mask is outputs of constants, is 0 up to the diagonal of a square, and hides all above it."""
         nodes = [self.nodes[n] for n in ancestors(self.nodes, [name])]
-        made = {output for node in nodes for output in node.output}
-        read = {name, *(given for node in nodes for given in node.input)} - made
+        outputs = {output for node in nodes for output in node.output}
+        read = {name, *(given for node in nodes for given in node.input)} - outputs
         if not (read <= self.numbers.keys() and all(is_standard(node, *_OF_MASKS) for node in nodes)):
             return False
         tensors = [numpy_helper.from_array(to_array(self.numbers[given]), given) for given in read]

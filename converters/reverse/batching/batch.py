@@ -207,8 +207,8 @@ class _Walk:
             for value in node.inputs[control.first : control.first + control.states]
             if value is not None
         ]
-        made = batch_control(self._op, control, values, states, self._symbol, self._inside)
-        for row, new in zip(node.outputs, made, strict=True):
+        outputs = batch_control(self._op, control, values, states, self._symbol, self._inside)
+        for row, new in zip(node.outputs, outputs, strict=True):
             self._batched[row] = self._typed(new, row)
         detach(node)
         return True

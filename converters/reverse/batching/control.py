@@ -104,11 +104,11 @@ def batch_control(
         body.remove(kept)
         body.inputs.clear()
         body.initializers.clear()
-        made = {value for one in (*kept, *inner.nodes) for value in one.outputs}
+        produced = {value for one in (*kept, *inner.nodes) for value in one.outputs}
         outputs: list[ir.Value] = []
         for n, value in enumerate(results):
             new = value
-            if value not in made or value in outputs:
+            if value not in produced or value in outputs:
                 new = inner.typed(inner.Identity(value), value)
             if n >= control.free and (shape := ends[n].shape) is not None:
                 new.type, new.shape = ends[n].type, ir.Shape([symbol, *shape])

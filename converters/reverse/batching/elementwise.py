@@ -34,8 +34,8 @@ def pointwise(op: Builder, node: Rows) -> Answer:
     if node.op_type == "Clip" and not node.only(0):
         return None  # limits have no axes
     if node.op_type in ("Clip", "CastLike"):
-        made = node.again(node.values())
-        return made if node.is_batched(0) else Shared(made[0])
+        results = node.again(node.values())
+        return results if node.is_batched(0) else Shared(results[0])
     ranks = [node.known_rank(n) for n in range(node.count) if node.has(n)]
     known = [rank for rank in ranks if rank is not None]
     if len(known) < len(ranks):
