@@ -307,7 +307,7 @@ class _Graph:
         return exchanged
 
     def _hides_what_follows(self, name: str) -> bool:
-        """Whether a mask is outputs of constants, is 0 up to the diagonal of a square, and hides all above it."""
+        """Whether a mask is computed from constants, is 0 up to the diagonal of a square, and hides all above it."""
         nodes = [self.nodes[n] for n in ancestors(self.nodes, [name])]
         outputs = {output for node in nodes for output in node.output}
         read = {name, *(given for node in nodes for given in node.input)} - outputs
