@@ -266,7 +266,7 @@ def test_as_many_blocks_are_mixed_as_memory_has_room_for(monkeypatch: pytest.Mon
             self.dtype, self.shape = np.dtype(np.float32), (40, width)
             self.starts = None if starts is None else np.array(starts)
 
-        def _read(self, rows: np.ndarray, result: np.ndarray) -> None:
+        def _read(self, rows: np.ndarray, into: np.ndarray) -> None:
             raise NotImplementedError
 
     arrays = [Rows(2, [0, 10, 40]), Rows(3, [0, 10, 40]), Rows(1000, None)]
