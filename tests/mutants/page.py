@@ -21,8 +21,9 @@ what changed is no result.
 
 Tests run in a copy of the tree, in processes forked from one that has imported NumPy, ONNX and onnxruntime. Which test
 runs which function was recorded once, in build/mutants/contexts (`ARGS=--record` records again); the fastest ones that
-run what was changed go first, those called after a name that a table has lost before them, and the first failure ends a
-mutant; a minute of the processor without one makes a survivor. Kernels are compiled where the change reaches them.
+run what was changed go first, before them those called after a name that a table has lost and all of a file that bears the
+module's name, and the first failure ends a mutant; a minute of the processor without one makes a survivor. Kernels are
+compiled where the change reaches them.
 `ARGS="--count 100 --seed 1"` draws others, `ARGS="--only converters/rules"` in one place, and `ARGS=--again` continues
 a run, survivors first. Tests of pace, of processes, of the command line and of texts do not run.
 """
