@@ -97,10 +97,6 @@ def examples() -> Iterator[Example]:
     yield Example(f"{OP}-defaults", OP, last | {"src_shape": [1, 2, 2, 2]}, (dy,), dx)
     dense: Attributes = last | {"strides": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0]}
     dx = [[[[1, 10], [3, 30], [2, 20]], [[5, 50], [15, 150], [10, 100]], [[4, 40], [12, 120], [8, 80]]]]
-    # the first of three windows lies over all cells, the last does not
-    covered: Attributes = {"kernel": [1, 4], "strides": [1, 1], "pads_begin": [0, 1], "pads_end": [0, 3]}
-    covered |= {"data_format": "NCX", "exclude_pad": 0, "src_shape": [1, 1, 1, 2]}
-    yield Example(f"{OP}-windows_over_all", OP, covered, ([[[[4, 40, 400]]]],), [[[[11, 111]]]])
     yield Example(f"{OP}-two_axes", OP, dense, (np.multiply(dy, 4).tolist(), (1, 3, 3, 2)), dx)
 
 

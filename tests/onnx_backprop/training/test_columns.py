@@ -259,7 +259,7 @@ def test_the_order_of_very_many_rows_is_computed_by_parts(monkeypatch: pytest.Mo
 
 
 def test_as_many_blocks_are_mixed_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 10 and 30 rows: 30 · (4 · (2 + 3) + 8) bytes for the longest block of both arrays; single rows count nothing."""
+    """Of up to 30 rows: 30 · (4 · (2 + 3) + 8) bytes for the longest block of both arrays; single rows count nothing."""
 
     class Rows(StoredRows):
         def __init__(self, width: int, starts: Sequence[int] | None) -> None:
@@ -269,7 +269,7 @@ def test_as_many_blocks_are_mixed_as_memory_has_room_for(monkeypatch: pytest.Mon
         def _read(self, rows: np.ndarray, into: np.ndarray) -> None:
             raise NotImplementedError
 
-    arrays = [Rows(2, [0, 10, 40]), Rows(3, [0, 10, 40]), Rows(1000, None)]
+    arrays = [Rows(2, [0, 10, 40]), Rows(3, [0, 20, 40]), Rows(1000, None)]
     for room, expected in ((839, 1), (840, 1), (1679, 1), (1680, 2), (8400, 10), (10**6, 50)):
         monkeypatch.setattr(order, "_OPEN", room)
         assert order.streams(arrays, 50) == expected, room

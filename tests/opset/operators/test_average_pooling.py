@@ -139,6 +139,7 @@ def test_body(seed: int, knowledge: str, constants: bool) -> None:
         ([2, 4], [4, 5], [9, 9], [1, 1], [1, 0]),  # also with padding
         ([3, 2], [3, 2], [4, 4], [1, 0], [0, 0]),  # one window that leaves out a row
         ([4, 4], [2, 2], [2, 2], [0, 0], [0, 0]),
+        ([1, 2], [1, 4], [1, 1], [0, 1], [0, 3]),  # the first of three windows lies over all, the last does not
     ],
 )
 def test_body_of_known_lengths(rng, lengths, kernel, strides, begin, end, knowledge: str) -> None:
