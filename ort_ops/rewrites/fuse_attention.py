@@ -298,7 +298,7 @@ class _Graph:
                 continue
             name = node.input[at]
             if name not in known:
-                known[name] = self._hides_what_follows(name)
+                known[name] = self._is_causal_mask(name)
             if known[name]:
                 exchanged = True
                 del node.input[at:]
@@ -306,7 +306,7 @@ class _Graph:
                 causal.CopyFrom(helper.make_attribute("is_causal", 1))
         return exchanged
 
-    def _hides_what_follows(self, name: str) -> bool:
+    def _is_causal_mask(self, name: str) -> bool:
         """Whether a mask is computed from constants, is 0 up to the diagonal of a square, and hides all above it."""
         nodes = [self.nodes[n] for n in ancestors(self.nodes, [name])]
         outputs = {output for node in nodes for output in node.output}

@@ -143,7 +143,7 @@ def test_secure_aggregation() -> None:
     assert not seen
 
 
-def test_flowers_own_simulation() -> None:
+def test_flower_simulation() -> None:
     """Two rounds in Ray's processes, to which the client app goes by pickle."""
     pytest.importorskip("ray", reason="needs ray: make doors")
     simulation: Any = pytest.importorskip("flwr.simulation")

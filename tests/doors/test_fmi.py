@@ -174,7 +174,7 @@ def test_states_are_kept_and_restored(tmp_path: Path) -> None:
         assert made.getFloat64([r["x"]], nValues=2) == [2, 1]
 
 
-def test_errors_are_told(tmp_path: Path) -> None:
+def test_error_messages(tmp_path: Path) -> None:
     path, messages = ob.fmu(model_of(OSCILLATOR), tmp_path / "o.fmu", states={"x": "dx"}, runtime=False), []
     with instance(path, messages=messages) as (made, r):
         for call, message in (

@@ -38,10 +38,10 @@ def along(op: Builder, node: Rows) -> Answer:
 @batching("LayerNormalization", "RMSNormalization")
 def normalise(op: Builder, node: Rows) -> Answer:
     """y_n = scale_n · normalised(x_n) + bias_n; a scale of a row broadcasts to x, along the other axes too."""
-    axis, rank = node.int("axis", -1), node.known_rank(0)
+    axis, rank = node.int("axis", -1), node.static_rank(0)
     if node.only(0):
         return node.again(node.values(), axis=shift(axis))
-    if rank is None or any(node.has(n) and node.known_rank(n) is None for n in (1, 2)):
+    if rank is None or any(node.has(n) and node.static_rank(n) is None for n in (1, 2)):
         return None
     ones = op.filled(node.lengths(0, axis % rank), 1, element_type(node.input(1)))
     y, *others = node.again([node.value(0), ones], axis=shift(axis) if node.is_batched(0) else axis)
@@ -73,7 +73,7 @@ def layer_norm_backward(op: Builder, node: Rows) -> Answer:
 @batching("QuantizeLinear", "DequantizeLinear")
 def quantize(op: Builder, node: Rows) -> Answer:
     """One scale, or one for each entry along an axis."""
-    rank = node.known_rank(1)
+    rank = node.static_rank(1)
     if not node.only(0) or rank is None or rank > 1 or node.int("block_size", 0):
         return None
     return node.again(node.values(), axis=shift(node.int("axis", 1)))
@@ -84,7 +84,7 @@ def reduce(op: Builder, node: Rows) -> Answer:
     """y_n = Σ over axes of x_n; all of a row's where none are given."""
     if not node.only(0):
         return None
-    x, axes, rank = node.value(0), node.optional(1), node.known_rank(0)
+    x, axes, rank = node.value(0), node.optional(1), node.static_rank(0)
     count = [0] if axes is None else known_lengths(axes)
     if axes is not None and (count is None or count == [0]) and node.constant(1) is None:
         return node.again([x, shifted(op, axes)]) if node.int("noop_with_empty_axes", 0) else None

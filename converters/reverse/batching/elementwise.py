@@ -18,7 +18,7 @@ POINTWISE |= Fact("Softplus Softsign StringConcat Swish ThresholdedRelu Xor")
 
 def aligned(op: Builder, node: Rows, index: int, rank: int) -> ir.Value | None:
     """An input as an operand of rows that have a given rank: axes of length 1 behind that of the rows."""
-    value, value_rank = node.value(index), node.known_rank(index)
+    value, value_rank = node.value(index), node.static_rank(index)
     if value is None or not node.is_batched(index) or value_rank is None or value_rank == rank:
         return value
     return op.Unsqueeze(value, list(range(1, 1 + rank - value_rank)))
@@ -36,7 +36,7 @@ def pointwise(op: Builder, node: Rows) -> Answer:
     if node.op_type in ("Clip", "CastLike"):
         results = node.again(node.values())
         return results if node.is_batched(0) else Shared(results[0])
-    ranks = [node.known_rank(n) for n in range(node.count) if node.has(n)]
+    ranks = [node.static_rank(n) for n in range(node.count) if node.has(n)]
     known = [rank for rank in ranks if rank is not None]
     if len(known) < len(ranks):
         return None

@@ -18,7 +18,7 @@ def moved(op: Builder, value: ir.Value, rank: int, source: int, target: int) -> 
 
 def fold(op: Builder, node: Rows, index: int, axis: int = 0) -> ir.Value:
     """An input (n, …, d, …) as (…, n · d, …), d being the batch at an axis of a row."""
-    value, rank = node.rows(index), node.known_rank(index)
+    value, rank = node.rows(index), node.static_rank(index)
     if not axis and value in node.folded:
         return node.folded[value]
     if axis:

@@ -81,7 +81,7 @@ def batch_normalization(op: Builder, node: Rows) -> Answer:
 @batching("Resize")
 def resize(op: Builder, node: Rows) -> Answer:
     """The batch is an axis that keeps its length, so it is left out of the axes that are resized."""
-    rank, x = node.known_rank(0), known_lengths(node.input(0))
+    rank, x = node.static_rank(0), known_lengths(node.input(0))
     if not node.only(0) or rank is None or node.string("coordinate_transformation_mode", "") == "tf_crop_and_resize":
         return None
     axes = [axis % rank for axis in node.ints("axes", range(rank))]
@@ -119,7 +119,7 @@ _RECURRENT["LSTM"] = _Recurrent({0: 1, 4: 0, 5: 1, 6: 1}, (2, 1, 1))
 def recurrent(op: Builder, node: Rows) -> Answer:
     """Sequences of all rows side by side; weights are shared."""
     places = _RECURRENT[node.op_type]
-    if node.int("layout", 0) or not node.only(*places.inputs) or node.known_rank(0) is None:
+    if node.int("layout", 0) or not node.only(*places.inputs) or node.static_rank(0) is None:
         return None
     inputs = [
         fold(op, node, n, places.inputs[n]) if n in places.inputs and node.has(n) else node.value(n)

@@ -23,7 +23,7 @@ from onnx_backprop.converters.reverse.known import known_lengths
 def shape(op: Builder, node: Rows) -> Answer:
     """All rows have one shape, which is that of the whole behind its axis 0."""
     start, end = node.int("start", 0), node.int("end", 2**31) if node.given("end") else None
-    rank = node.known_rank(0)
+    rank = node.static_rank(0)
     if start < 0 or (end is not None and end < 0):
         if rank is None:
             return None
@@ -39,7 +39,7 @@ def size(op: Builder, node: Rows) -> Answer:
 
 @batching("Transpose")
 def transpose(op: Builder, node: Rows) -> Answer:
-    rank = node.known_rank(0)
+    rank = node.static_rank(0)
     if not node.given("perm") and rank is None:
         return None
     perm = node.ints("perm", range(rank or 0)[::-1])
@@ -64,7 +64,7 @@ def reshape(op: Builder, node: Rows) -> Answer:
 
 @batching("Flatten")
 def flatten(op: Builder, node: Rows) -> Answer:
-    axis, rank = node.int("axis", 1), node.known_rank(0)
+    axis, rank = node.int("axis", 1), node.static_rank(0)
     if axis < 0:
         if rank is None:
             return None
@@ -95,7 +95,7 @@ def unsqueeze(op: Builder, node: Rows) -> Answer:
 @batching("Expand")
 def expand(op: Builder, node: Rows) -> Answer:
     """Both shapes are aligned at the end, so the rows keep their axis once a row has the rank of the result."""
-    rank, count = node.known_rank(0), known_lengths(node.input(1))
+    rank, count = node.static_rank(0), known_lengths(node.input(1))
     if not node.only(0) or rank is None or count is None:
         return None
     return node.again([aligned(op, node, 0, max(rank, *count)), node.value(1)])
@@ -112,7 +112,7 @@ def pad(op: Builder, node: Rows) -> Answer:
 
     All axes are written out: onnxruntime moves a Transpose past a Pad that names some, and takes its pads for others'.
     """
-    rank, pads, axes = node.known_rank(0), node.input(1), node.constant(3)
+    rank, pads, axes = node.static_rank(0), node.input(1), node.constant(3)
     if not node.only(0) or rank is None:
         return None
     given = node.constant(1)
@@ -151,7 +151,7 @@ def slice_(op: Builder, node: Rows) -> Answer:
 @batching("Gather")
 def gather(op: Builder, node: Rows) -> Answer:
     """y_n = x_n[…, i_n, …]."""
-    rank, width = node.known_rank(0), node.known_rank(1)
+    rank, width = node.static_rank(0), node.static_rank(1)
     axis = node.int("axis", 0)
     if node.only(0):
         return node.again(node.values(), axis=shift(axis)) if axis >= 0 or rank is not None else None
@@ -193,7 +193,7 @@ def gather_nd(op: Builder, node: Rows) -> Answer:
 @batching("ScatterND")
 def scatter_nd(op: Builder, node: Rows) -> Answer:
     """Indices begin with the number of their row."""
-    rank = node.known_rank(1)
+    rank = node.static_rank(1)
     if rank is None:
         return None
     numbers = op.Range(0, op.Squeeze(node.length, [0]), 1)

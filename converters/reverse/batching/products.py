@@ -15,10 +15,10 @@ from onnx_backprop.converters.reverse.known import dims, known_lengths
 @batching("MatMul", "MatMulInteger")
 def mat_mul(op: Builder, node: Rows) -> Answer:
     """y_n = a_n · b_n. A vector is a matrix of one row or one column meanwhile."""
-    ranks = [node.known_rank(n) for n in range(2)]
+    ranks = [node.static_rank(n) for n in range(2)]
     if None in ranks or not node.only(0, 1):
         return None
-    if any(node.has(n) and node.known_rank(n) != 0 for n in (2, 3)):
+    if any(node.has(n) and node.static_rank(n) != 0 for n in (2, 3)):
         return None  # a zero point for each row of a matrix
     sizes = [rank for rank in ranks if rank is not None]
     operands, drop = list[ir.Value | None](), list[int]()

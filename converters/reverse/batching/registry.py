@@ -89,7 +89,7 @@ class Rows(Forward):
         value = self.input(index)
         return self._batched[value] if value in self._batched else repeated(self._op, value, self.length)
 
-    def known_rank(self, index: int) -> int | None:
+    def static_rank(self, index: int) -> int | None:
         """The rank of one row of an input, None where it is unknown."""
         value = self.optional(index)
         shape = None if value is None else dims(value)

@@ -36,7 +36,7 @@ def test_metrics_are_those_of_one_rank(rng: np.random.Generator) -> None:
                 np.testing.assert_allclose(one.metrics[name], value, rtol=1e-13, err_msg=name)
 
 
-def test_functions_of_all_arrays_are_refused() -> None:
+def test_metrics_of_whole_arrays_are_refused() -> None:
     feeds = {"x": np.ones((2, 3), np.float32), "target": np.ones((2, 3), np.float32)}
 
     asked: Any = {"own": lambda t, y: (t - y).max()}

@@ -123,7 +123,7 @@ def test_images_and_masks_move_together() -> None:
         ob.augment("turn")
 
 
-def test_a_transform_of_ones_own() -> None:
+def test_a_custom_transform() -> None:
     x = np.arange(12, dtype=np.float32).reshape(6, 2)
 
     def noisy(row: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def test_a_line_an_epoch_and_one_a_minute(caplog: pytest.LogCaptureFixture, monk
     assert {r.name for r in caplog.records} == {"onnx_backprop"}
 
 
-def test_fit_tells_what_it_has_done(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_logs_its_outcome(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     with caplog.at_level(logging.INFO, "onnx_backprop"):
         trainer = ob.Trainer(training())
         records = trainer.fit(batches(), 2, evaluation=batches(), metrics="accuracy", progress=True)

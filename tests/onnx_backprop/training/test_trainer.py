@@ -329,7 +329,7 @@ def test_evaluation_of_many_elements(kernels: str) -> None:
     ],
     ids=str,
 )
-def test_an_evaluation_is_that_of_all_rows_whatever_the_batches(loss: ob.losses.Loss) -> None:
+def test_evaluate_does_not_depend_on_the_batches(loss: ob.losses.Loss) -> None:
     """Batches of which most labels are ignored, or weigh little, count for as much as they hold."""
     rng = np.random.default_rng(7)
     model = parser.parse_model("""
