@@ -106,6 +106,8 @@ def test_an_embedding_and_a_head_whose_first_row_is_zeros() -> None:
         ("BatchNormalization", "var bias mean var", "var", "weight"),
         ("BatchNormalization", "weight mean mean var", "mean", "bias"),
         ("InstanceNormalization", "weight weight", "weight", "bias"),
+        ("LayerNormalization", "weight weight", "weight", "bias"),
+        ("LayerNormalization", "bias bias", "bias", "weight"),
     ],
 )
 def test_merged_tensors_of_a_normalization_are_told_by_their_places(op_type, inputs, stored, added):

@@ -412,3 +412,23 @@ def test_what_is_no_calibration_is_refused(calibration: object) -> None:
     original = STATIC.model()
     with pytest.raises(ob.InvalidArgumentError, match="calibration: expected batches"):
         ob.requantize(ob.dequantize(original), original, calibration=calibration)
+
+
+@pytest.mark.parametrize(
+    "end", ["y = QuantizeLinear(p, sy, z)", "q = QuantizeLinear(p, sy, z) y = DequantizeLinear(q, sy, z)"]
+)
+def test_the_scale_of_an_output_comes_from_the_data(end: str) -> None:
+    """Its value has another name in the float model than behind its node; the other scales are those of their values."""
+    original = model(
+        "c = QuantizeLinear(x, s, z) d = DequantizeLinear(c, s, z) v = DequantizeLinear(w_quantized, sw) "
+        f"p = MatMul(d, v) {end}",
+        {"s": scale(0.1), "z": np.array(0, np.int8), "w_quantized": ints("int8", 4, 2), "sw": scale(0.01)}
+        | {"sy": scale(0.05)},
+        y="int8[N, M] y" if end.startswith("y") else "float[N, M] y",
+    )
+    floats = ob.dequantize(original)
+    x = np.array([[3.0, -6, 1, 0], [1, 2, 5, -4]], F32)
+    changed = tensors(ob.requantize(floats, original, calibration={"x": x}))
+    y = x.astype(np.float64) @ real(tensors(original)["w_quantized"], 0.01)
+    np.testing.assert_allclose(changed["s"], 6.0 / 127, rtol=1e-6)
+    np.testing.assert_allclose(changed["sy"], np.abs(y).max() / 127, rtol=1e-5)

@@ -14,7 +14,7 @@ from PIL import Image
 
 import onnx_backprop as ob
 from onnx_backprop.command.main import main
-from onnx_backprop.training.data.images import DEVIATIONS, MEANS
+from onnx_backprop.training.data.images import DEVIATIONS, MEANS, SUFFIXES
 
 RNG = np.random.default_rng(5)
 
@@ -40,6 +40,18 @@ def test_folders_are_classes(folder: Path) -> None:
     last = ob.image_folder(folder, (4, 5), channels_last=True)
     assert last["x"][[0, 5]].shape == (2, 4, 5, 3)
     np.testing.assert_array_equal(last["x"][:].transpose(0, 3, 1, 2), data["image"][:])
+
+
+def test_images_of_every_format(tmp_path: Path) -> None:
+    # an ending that is left out of the table would leave a user's images out without a word
+    suffixes = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+    assert suffixes == SUFFIXES
+    (tmp_path / "grey").mkdir()
+    for suffix in suffixes:
+        Image.new("RGB", (8, 8), (120, 120, 120)).save(tmp_path / "grey" / f"image{suffix}")
+    images = ob.image_folder(tmp_path, (8, 8))["x"][:]
+    assert images.shape == (len(suffixes), 3, 8, 8)
+    np.testing.assert_allclose(images.astype(int), 120, atol=2)
 
 
 def test_what_is_no_folder_of_images_is_refused(folder: Path, tmp_path: Path) -> None:
