@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from onnx_backprop.converters.training.standard.gradient_operator import expand_gradients
     from onnx_backprop.converters.training.standard.training_info import from_training_info, to_training_info
     from onnx_backprop.converters.training.training_graph import training_graph
+    from onnx_backprop.diagnosis.anonymize import anonymize
+    from onnx_backprop.diagnosis.reduce import reduce
+    from onnx_backprop.diagnosis.report import report
     from onnx_backprop.doors import flower as flower  # nor these: each needs the library of its name
     from onnx_backprop.doors import jax as jax
     from onnx_backprop.doors import openmdao as openmdao
@@ -110,6 +113,7 @@ __all__ = [
     "UnsupportedError",
     "UnsupportedOpError",
     "__version__",
+    "anonymize",
     "artifacts",
     "attack",
     "attribute",
@@ -141,6 +145,7 @@ __all__ = [
     "optimizers",
     "pack",
     "packed_bias",
+    "reduce",
     "reference_ops",
     "register_expansion",
     "register_gradient",
@@ -149,6 +154,7 @@ __all__ = [
     "register_ops",
     "register_optimizer",
     "replace_head",
+    "report",
     "requantize",
     "save_adapter",
     "save_model",
@@ -193,6 +199,9 @@ _WHERE = {
     "converters.prepare.ir_models": "use_kernels",
     "converters.prepare.writing.files": "save_model",
     "checking": "check_gradients",
+    "diagnosis.anonymize": "anonymize",
+    "diagnosis.reduce": "reduce",
+    "diagnosis.report": "report",
     "doors.attacks": "attack counterexample",
     "doors.attribution": "attribute",
     "doors.function": "function",

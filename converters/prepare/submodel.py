@@ -46,7 +46,7 @@ class Submodels:
     def extract(
         self, nodes: Sequence[NodeProto], values: Mapping[str, np.ndarray], *, variables: Collection[str] = ()
     ) -> ModelProto:
-        """The nodes as a model; what they read is a graph input whose default is its value here.
+        """The nodes as a model; what they read is a graph input whose default is its value here, if there is one.
 
         Constants stay constants, but those in `variables` become inputs too. Declared shapes stay as they are, since
         how a node is differentiated depends on what is known of them. The outputs are what other nodes, or the model,
@@ -55,13 +55,14 @@ class Submodels:
         inside = {id(node) for node in nodes}
         names = boundary(nodes)
         constants = [self._named(name) for name in names if name in self.constants and name not in variables]
-        defaults = [numpy_helper.from_array(np.asarray(values[n]), n) for n in names if self._is_input(n, variables)]
+        inputs = [name for name in names if self._is_input(name, variables)]
+        defaults = [numpy_helper.from_array(np.asarray(values[name]), name) for name in inputs if name in values]
         produced = [name for node in nodes for name in node.output if name]
         outputs = [n for n in produced if n in self._outputs or self._readers.get(n, inside) - inside] or produced
         graph = helper.make_graph(
             list(nodes),
             "submodel",
-            [self._info(t.name, values) for t in defaults],
+            [self._info(name, values) for name in inputs],
             [self._info(name, values) for name in outputs],
             [*constants, *defaults],
             value_info=[self._declared[n] for n in produced if n in self._declared and n not in outputs],

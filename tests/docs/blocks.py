@@ -85,6 +85,7 @@ def _shell(block: Block, _: dict[str, Any]) -> None:
 def _command(words: list[str]) -> None:
     if words[1] == "serve":  # goes on until somebody ends it
         words = [*words, "--help"]
+    words = [re.sub(r"^python ", f"{shlex.quote(sys.executable)} ", word) for word in words]
     try:
         code = main(words[1:])
     except SystemExit as e:

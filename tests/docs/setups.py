@@ -37,6 +37,17 @@ def _image_model() -> dict[str, np.ndarray]:
     return data
 
 
+def asking_for_help() -> Names:
+    """model.onnx with a node that has no rule, and a script that fails with it."""
+    _image_model()
+    model = onnx.load("model.onnx")
+    model.graph.node[1].op_type, model.graph.node[1].domain = "Wobble", "lab"
+    model.opset_import.add(domain="lab", version=1)
+    onnx.save(model, "model.onnx")
+    Path("fails.py").write_text("import sys, onnx\nsys.exit('Wobble' in str(onnx.load(sys.argv[1])))\n")
+    return {}
+
+
 def guide() -> Names:
     data = _image_model()
     return {"batches": [(data["input"][n : n + 4], data["target"][n : n + 4]) for n in range(0, 16, 4)]}
@@ -187,6 +198,7 @@ def docstrings() -> Names:
 
 
 SETUPS: dict[str, Callable[[], Names]] = {
+    "docs/help.md": asking_for_help,
     "docs/adapters.md": adapters,
     "docs/devices.md": guide,
     "docs/distributed.md": distributed,

@@ -33,6 +33,8 @@ def _is_of(owner: Any, member: Any) -> bool:
 # What stands around an example.
 BEFORE = {
     "ob.save_adapter": 'trainer = ob.Trainer(ob.training_graph("model.onnx", loss="mse", optimizer="sgd"))',
+    "ob.anonymize": 'ob.save_model(onnx.load("model.onnx"), "secret.onnx")',
+    "ob.reduce": "from tests.docs.setups import asking_for_help; asking_for_help()",
     "ob.attack": "labels = np.zeros(16, int)",
     "ob.function": "u = v = x",
     "ob.vector_function": "from scipy.optimize import NonlinearConstraint, least_squares",
