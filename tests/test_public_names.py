@@ -20,6 +20,7 @@ from onnx_backprop import ort_ops
 from onnx_backprop.opset.core import errors
 
 PAGES = (Path(__file__).parents[1] / "docs" / "api").glob("*.md")
+SIGNATURES = Path(__file__).parent / "data" / "public_names.txt"
 DOCUMENTED = re.findall(r"^::: onnx_backprop\.([\w.]+)", "\n".join(page.read_text("utf-8") for page in PAGES), re.M)
 ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type)}
 # the reference shows use_kernels where it stands, and inside other entries what they return
@@ -86,6 +87,27 @@ def test_types_are_there_for_whoever_asks() -> None:
     for name, function in found:
         hints = typing.get_type_hints(function)
         assert inspect.isclass(function) or "return" in hints or name.endswith("__init__"), name
+
+
+def _called(default: Any) -> Any:
+    return default.__name__ if inspect.isfunction(default) else default
+
+
+def signatures() -> str:
+    """A line for each public function and class: its parameters and their defaults, functions by their names."""
+    pairs = {name: function for each in NAMES for name, function in functions_of(each, getattr(ob, each))}
+    lines = []
+    for name, function in sorted(pairs.items()):
+        if not name.endswith(".__init__") and name not in ERRORS:
+            given = inspect.signature(function).parameters.values()
+            given = [p.replace(annotation=p.empty, default=_called(p.default)) for p in given]
+            lines.append(f"{name}{inspect.Signature(given)}\n")
+    return "".join(lines)
+
+
+def test_signatures_are_those_that_were_promised() -> None:
+    """`python -m tests.test_public_names` writes them anew; what changes for a caller stands in CHANGELOG.md too."""
+    assert signatures().splitlines() == SIGNATURES.read_text("utf-8").splitlines()
 
 
 def test_values() -> None:
@@ -247,3 +269,7 @@ except KeyboardInterrupt:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
+if __name__ == "__main__":
+    SIGNATURES.write_text(signatures(), "utf-8")
