@@ -34,6 +34,7 @@ def check_gradients(
     providers: Sequence[Named] | None = None,
     tolerance: float | None = None,
     nodes: bool = False,
+    float64: bool = False,
     progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
 ) -> GradientReport:
     """Whether `backward` gives the gradients of a model: <gradient, v> against differences along random directions v.
@@ -61,6 +62,9 @@ def check_gradients(
         tolerance: of the error, relative to the size of the derivative along v. Default: 5e-4, or 1e-2 where only a
             forward in float32 is to be had; 3e-2 in float16 and 1e-1 in bfloat16 models.
         nodes: check every node even when the whole model is right.
+        float64: compute the gradients once more in float64, in onnxruntime where it has the kernels, else in onnx's
+            reference evaluator, which takes seconds for a small network and minutes for a large one. The report then
+            says how far rounding has taken each gradient.
         progress: wraps the list of variables, and that of nodes, while they are checked. Default: a progress bar where
             a person is watching, on a terminal or in a notebook; `iter` for none.
 
@@ -99,6 +103,7 @@ def check_gradients(
         seed=seed,
         tolerance=tolerance,
         nodes=nodes,
+        float64=float64,
         progress=progress,
         **arguments,
     )

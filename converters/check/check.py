@@ -44,6 +44,7 @@ def check(
     kernels: str = DEFAULT_KERNELS,
     tolerance: float | None = None,
     nodes: bool = False,
+    float64: bool = False,
     progress: Progress | None = None,
 ) -> GradientReport:
     """The report of `onnx_backprop.check_gradients`; `open_session` makes a model into a function that runs it."""
@@ -53,11 +54,12 @@ def check(
     lift_weights(proto)
     if stop is not None or any(map(is_stop, all_nodes(proto))):
         proto = _stopped(proto, wrt, of, stop)
-    examiner = Examiner(open_session, seed, kernels, tolerance)
+    examiner = Examiner(open_session, seed, kernels, tolerance, float64=float64)
     if feeds is not None and not isinstance(feeds, Mapping):
         raise InvalidArgumentError(f"feeds: expected arrays by the names of inputs, got {feeds!r}")
     whole = examiner.examine(proto, wrt, of, dict(feeds or {}), progress)
-    report = GradientReport(whole.results, whole.forward, seed)
+    rounding = tuple(sorted(whole.rounding, key=lambda one: -one.largest))
+    report = GradientReport(whole.results, whole.forward, seed, rounding=rounding)
     if report.verdict == RIGHT and not nodes:
         return report
     return NodeByNode(examiner, whole).extend(report, progress)
@@ -137,7 +139,8 @@ class NodeByNode:
         except OnnxBackpropError as e:
             return NodeResult(first.op_type, called(first), Result("", Answer(UNDECIDED, np.nan, (0, 0)), str(e)))
         worst = max(examined.results, key=lambda result: result.badness)
-        return NodeResult(first.op_type, called(first), worst)
+        rounding = max((one.largest for one in examined.rounding), default=0.0)
+        return NodeResult(first.op_type, called(first), worst, rounding)
 
     def _smallest_run(self) -> ModelProto:
         """No node alone is wrong: the fewest consecutive nodes that are, found by halving from both ends."""

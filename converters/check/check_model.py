@@ -15,13 +15,13 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_backprop.converters.check.differences import FLOAT32, FLOAT64, KINK, WRONG, Answer, Point, Precision, judge
 from onnx_backprop.converters.check.feeds import DRAWS, Draw, Feeds, check_given, draw_feeds, required_inputs
-from onnx_backprop.converters.check.report import Result, verdict_of
+from onnx_backprop.converters.check.report import Result, Rounding, verdict_of
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.float_types import converted, half_types, with_float_type
 from onnx_backprop.converters.prepare.submodel import with_outputs
 from onnx_backprop.converters.reverse.known import is_float
-from onnx_backprop.converters.reverse.models.backward import Draft
+from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS, Draft
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.reverse.path import GradientPath, find_path
 from onnx_backprop.opset import reference_ops
@@ -68,6 +68,7 @@ class Examination:
     outputs: tuple[str, ...]
     feeds: Feeds
     values: Feeds  # of the variables
+    rounding: tuple[Rounding, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -80,19 +81,23 @@ class _Subject:
 
     whole: ModelProto  # as it came, or prepared where it keeps variables in nodes: in Constants, in attributes
     model: ModelProto  # the forward, its outputs those that are differentiated, its variables inputs
-    gradients: Callable[[Mapping[str, np.ndarray]], Feeds]  # all values -> everything the training graph returns
+    gradients: Run  # all values -> everything the training graph returns
     variables: dict[str, str]  # to the names of their gradients
     seeds: dict[str, str]  # outputs to the names of the inputs that take their cotangents
+    written: ModelProto | None  # the training graph in standard operators, where it is to run in float64
 
 
 class Examiner:
     """Checks models as wholes, each against differences of its own forward."""
 
-    def __init__(self, open_session: Open, seed: int, kernels: str, tolerance: float | None) -> None:
+    def __init__(
+        self, open_session: Open, seed: int, kernels: str, tolerance: float | None, *, float64: bool = False
+    ) -> None:
         self.open_session = open_session
         self.seed = seed
         self.kernels = kernels
         self.tolerance = tolerance
+        self.float64 = float64
 
     def open(self, model: ModelProto) -> Run:
         """A function that runs a model; InvalidModelError where onnxruntime does not take it."""
@@ -132,12 +137,14 @@ class Examiner:
             results, used = self._results(subject, forward, feeds, values, progress)
         outputs = tuple(value.name for value in subject.model.graph.output)
         used += f", {EXACT}" if rounded else ""
-        return Examination(model, results, used, tuple(subject.variables), outputs, feeds, values)
+        rounding = self._rounding(subject, feeds | values) if self.float64 else ()
+        return Examination(model, results, used, tuple(subject.variables), outputs, feeds, values, rounding)
 
     def _subject(self, model: ModelProto, wrt: Sequence[str] | None, of: Sequence[str] | None) -> _Subject:
         draft = Draft(model, kernels=self.kernels, progress=iter)
         names = list(wrt) if wrt is not None else reached(draft.graph, of)
-        differentiation, variables = draft.differentiate(wrt=names, of=of, all_reached=wrt is not None)
+        arguments: dict[str, Any] = {"wrt": names, "of": of, "all_reached": wrt is not None}
+        differentiation, variables = draft.differentiate(**arguments)
         inside = [x for x in differentiation.wrt if x.producer() is not None]
         if inside:
             raise InvalidArgumentError(
@@ -150,7 +157,12 @@ class Examiner:
         stored = {value.name for value in (*model.graph.input, *model.graph.initializer)}
         whole = model if stored.issuperset(variables) else draft.original
         forward = _with_variables(with_outputs(whole, outputs), variables)
-        return _Subject(whole, forward, self.open(training), variables, differentiation.seeds)
+        written = None
+        if self.float64:
+            again = Draft(model, kernels=DEFAULT_KERNELS, inline=True, progress=iter)
+            again.differentiate(**arguments)
+            written = again.finish()
+        return _Subject(whole, forward, self.open(training), variables, differentiation.seeds, written)
 
     def _feeds(self, subject: _Subject, forward: Run, given: Feeds) -> Feeds:
         """The caller's arrays, and the first random ones at which the model and its gradients are finite."""
@@ -197,6 +209,27 @@ class Examiner:
             for y, value in outputs.items()
         }
         return dys, {name: dys[y] for y, name in subject.seeds.items()}
+
+    def _rounding(self, subject: _Subject, values: Feeds) -> tuple[Rounding, ...]:
+        """How far the gradients are from those of the same graph in float64."""
+        assert subject.written is not None
+        everything = values | self._cotangents(subject, self.open(subject.model)(values))[1]
+        got, exact = subject.gradients(everything), self._in_float64(subject.written, everything)
+        return tuple(_rounded(name, got[grad], exact[grad]) for name, grad in subject.variables.items())
+
+    def _in_float64(self, model: ModelProto, values: Feeds) -> Feeds:
+        """The outputs of a model in float64: of onnxruntime where it has the kernels, else of onnx's evaluator."""
+        fed = {name: converted(value, TensorProto.DOUBLE) for name, value in values.items()}
+        try:
+            return self.open_session(with_float_type(model, TensorProto.DOUBLE))(fed)
+        except Exception as refused:  # noqa: BLE001 - of many kinds, for kernels that it lacks
+            try:
+                return _reference(model)(fed)
+            except Exception as e:
+                raise InvalidArgumentError(
+                    f"float64: neither onnxruntime ({_first_line(refused)}) nor onnx's reference evaluator "
+                    f"({_first_line(e)}) runs the gradients. Leave it out"
+                ) from e
 
     def _held(self, subject: _Subject, forward: Run, feeds: Feeds, values: Feeds) -> tuple[_Subject, Run, Feeds]:
         """A forward in which stopped values are inputs: differences at a point move nothing behind a stop."""
@@ -341,6 +374,13 @@ def _require_repeatable(forward: Run, feeds: Feeds, outputs: Feeds) -> None:
                 f"two runs of the model on the same inputs give different values of {name!r}; a model that draws "
                 "random numbers, as Dropout in training mode, has no differences to compare with. Switch that off first"
             )
+
+
+def _rounded(name: str, got: np.ndarray, exact: np.ndarray) -> Rounding:
+    gap, size = (np.abs(np.asarray(x, np.float64)) for x in (np.asarray(got, np.float64) - exact, exact))
+    largest, typical = float(size.max(initial=0)), float(np.sqrt(np.mean(size**2))) if size.size else 0.0
+    error, usual = float(gap.max(initial=0)), float(np.sqrt(np.mean(gap**2))) if gap.size else 0.0
+    return Rounding(name, error / largest if largest else error, usual / typical if typical else usual, largest)
 
 
 def _parameters(model: ModelProto) -> int:

@@ -42,11 +42,12 @@ class Result:
 
 @dataclass(frozen=True)
 class NodeResult:
-    """The worst verdict among the inputs of one node, checked alone."""
+    """The worst verdict among the inputs of one node, checked alone; rounding: the largest error of its gradients."""
 
     op_type: str
     node: str
     worst: Result
+    rounding: float = 0.0
 
     @property
     def verdict(self) -> str:
@@ -59,6 +60,25 @@ class NodeResult:
         return self.worst.badness
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """How far a gradient g of the model's float type is from g₆₄, that of the same graph in float64.
+
+    largest: max |g - g₆₄| / max |g₆₄|. typical: the same of root mean squares. size: max |g₆₄|. Where g₆₄ is zero, the
+    differences themselves.
+    """
+
+    variable: str
+    largest: float
+    typical: float
+    size: float
+
+    def __str__(self) -> str:
+        if self.largest > 1:
+            return f"gradient of {self.variable}: nothing but rounding, of {self.largest * self.size:.1e}"
+        return f"gradient of {self.variable}: an error of at most {self.largest:.1e} of its largest entry"
+
+
 @dataclass(frozen=True, repr=False)
 class GradientReport:
     """What `check_gradients` found; `print` shows it as tables.
@@ -66,7 +86,7 @@ class GradientReport:
     results: a verdict for each variable, or group of variables. forward: what the gradients were compared with.
     seed: that reproduces the check. nodes: a verdict for each node on the way, the worst first, where they were
     checked. repro: the smallest sub-model whose gradients are wrong, with its inputs' values as defaults; None when
-    nothing is wrong.
+    nothing is wrong. rounding: of each variable, the largest error first, where it was asked for.
     """
 
     results: tuple[Result, ...]
@@ -74,6 +94,7 @@ class GradientReport:
     seed: int
     nodes: tuple[NodeResult, ...] = ()
     repro: ModelProto | None = field(default=None, repr=False)
+    rounding: tuple[Rounding, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -102,11 +123,16 @@ class GradientReport:
         lines = [f"gradients: {self.verdict} (compared with differences in {self.forward}; seed {self.seed})", ""]
         cells = [(r.variables, *_row(r)) for r in self.results]
         lines += table(("variable", *_NUMBERS), cells)
+        if self.rounding:
+            lines += ["", *table(_ROUNDING, _rounding_rows(self.rounding))]
         if self.verdict == RIGHT and verdict_of(self.results) != RIGHT:
             lines += ["", "Not all differences of the whole model settle, for kinks or rounding; each node is right."]
         if self.nodes:
             cells = [(n.op_type, n.node, n.worst.variables, *_row(n.worst)) for n in self.nodes]
             lines += ["", *table(("operator", "node", "worst input", *_NUMBERS), cells)]
+        if self.nodes and self.rounding:
+            alone = sorted(self.nodes, key=lambda node: -node.rounding)
+            lines += ["", *table(_ALONE, [(n.op_type, n.node, f"{n.rounding:.1e}") for n in alone])]
         return wrapped("\n".join(lines))
 
     def __repr__(self) -> str:
@@ -122,6 +148,8 @@ class GradientReport:
         parts.append(
             pages.table(("variable", *_NUMBERS), [(r.variables, *_cells(r)) for r in self.results], most=_ROWS)
         )
+        if self.rounding:
+            parts += ["<h2>Rounding</h2>", pages.table(_ROUNDING, _rounding_rows(self.rounding), most=_ROWS)]
         if self.nodes:
             rows = [(n.op_type, n.node, n.worst.variables, *_cells(n.worst)) for n in self.nodes]
             header = ("operator", "node", "worst input", *_NUMBERS)
@@ -139,6 +167,14 @@ def verdict_of(results: Sequence[Result]) -> str:
     if WRONG in verdicts:
         return WRONG
     return RIGHT if verdicts <= {RIGHT} else UNDECIDED
+
+
+_ALONE = ("operator", "node", "rounding of its gradient alone")
+_ROUNDING = ("rounding beside float64", "largest error", "typical error", "largest entry")
+
+
+def _rounding_rows(rounding: Sequence[Rounding]) -> list[tuple[str, ...]]:
+    return [(r.variable, f"{r.largest:.1e}", f"{r.typical:.1e}", f"{r.size:.3g}") for r in rounding]
 
 
 _NUMBERS = ("verdict", "error", "differences", "gradient", "directions", "")

@@ -21,6 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
         device=arguments.device,
         tolerance=arguments.tolerance,
         nodes=arguments.nodes,
+        float64=arguments.float64,
     )
     say(arguments, str(report))
     if arguments.save_repro and report.repro is not None:
@@ -41,6 +42,7 @@ COMMAND = Command(
         *shared("--seed"),
         argument("--tolerance", type=float, help="of the error relative to the derivative"),
         flag("--nodes", help="check every node, even when the whole model is right"),
+        flag("--float64", help="say how far rounding has taken each gradient from that in float64"),
         *shared("--html"),
         argument(
             "--save-repro",

@@ -56,6 +56,55 @@ def test_every_node_on_request() -> None:
     assert re.search(r"^operator +node +worst input +verdict", str(report), re.M)
 
 
+def test_rounding_beside_float64() -> None:
+    """Of y = (10⁴·x + w) - 10⁴·x, dw is exact; of a mean of squares of what has cancelled, it has few digits left."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[64] x) => (float y) <float[64] w, float[1] v> {
+            k = Constant <value = float {10000.0}> () big = Mul(x, k) sum = Add(big, w) left = Sub(sum, big)
+            square = Mul(left, left) scaled = Mul(square, v) y = ReduceMean <keepdims = 0> (scaled) }
+    """)
+    rng = np.random.default_rng(2)
+    w = rng.standard_normal(64).astype(np.float32)
+    for name, value in {"w": w, "v": np.float32([2])}.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    x = rng.standard_normal(64).astype(np.float32)
+    report = ob.check_gradients(model, wrt=["w", "v"], feeds={"x": x}, float64=True, nodes=True, tolerance=0.1)
+    errors = {one.variable: one for one in report.rounding}
+    assert [one.variable for one in report.rounding] == ["w", "v"]
+    big = x * np.float32(10000)
+    left = (big + w) - big
+    np.testing.assert_allclose(errors["w"].largest, np.abs(left - w).max() / np.abs(w).max(), rtol=0.01)
+    assert 1e-4 < errors["w"].typical < errors["w"].largest < 1e-2
+    assert re.search(r"^w +\d\.\de-0[34] +\d\.\de-0[34] +\S+$", str(report), re.M)
+    assert max(node.rounding for node in report.nodes) < 1e-6  # no node alone rounds so much
+    assert "rounding of its gradient alone" in str(report)
+    assert "Rounding" in report.html()
+    assert str(errors["v"]).startswith("gradient of v: an error of at most ")
+    assert not ob.check_gradients(model, wrt=["v"], feeds={"x": x}, tolerance=0.1).rounding
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_a_derivative_that_is_nothing_but_rounding(factor: float) -> None:
+    """A bias in front of a BatchNormalization in training mode has none; the node that adds it is right by itself."""
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[2, 3, 16, 16] x) => (float[2, 8, 16, 16] y) {
+            a = Conv <pads = [1, 1, 1, 1]> (x, w, b)
+            n, v1, v2 = BatchNormalization <training_mode = 1> (a, s, c, mean, var) y = Mul(n, n) }
+    """)
+    rng = np.random.default_rng(0)
+    for name, shape in {"w": (8, 3, 3, 3), "b": (8,), "s": (8,), "c": (8,), "mean": (8,), "var": (8,)}.items():
+        value = factor * rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    report = ob.check_gradients(model, float64=True)
+    assert report.ok
+    assert len(report.nodes) == 3
+    assert "each node is right" in str(report)
+    (one,) = (str(one) for one in report.rounding if one.variable == "b")
+    assert one.startswith("gradient of b: nothing but rounding, of ")
+
+
 def test_wrt_and_of() -> None:
     model = model_of("""
         two (float[3] x, float[3] z) => (float[3] a, float[3] b) <float[3] w = {1.0, 2.0, 3.0}>
