@@ -51,7 +51,7 @@ from onnx_backprop.converters.training.update.private import (
 )
 from onnx_backprop.converters.training.update.step import StepState, StepWriter, write_outputs
 from onnx_backprop.converters.training.whole_decoder import store_decoder
-from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError, warn
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.names import used_names
 
@@ -116,6 +116,7 @@ class TrainingDraft(Draft):
         self.gradient_norms: str | None = None
         self.privacy: Privacy | None = None
         self._row_sums: RowSums | None = None
+        self._leaves_out = False
         self._of_model: set[str] = set()  # names of the model without its loss
         self._of_loss: set[str] = set()
         self._shared: dict[str, list[str]] = {}
@@ -157,6 +158,14 @@ class TrainingDraft(Draft):
         self.compared = added.compared
         self.counted = None if added.counted is None else str(added.counted.name)
         self._of_loss = used_names(self.graph) - self._of_model
+        terms = (loss, *(term for _, term in getattr(loss, "terms", ())))
+        numbers = [getattr(term, name, None) for term in terms for name in ("ignore_index", "weight", "weights")]
+        self._leaves_out = any(number is not None for number in numbers)  # so that all labels of a row may count 0
+        if self.privacy is not None and self._leaves_out and len(terms) > 2:
+            raise UnsupportedError(
+                "per_sample_clip: of a sum of losses, one leaves labels out or weighs them, so that it may be a mean of "
+                "nothing for a row whose other losses count. Give one loss, or none ignore_index and weights"
+            )
 
     def choose(self, requested: Requested, *, stopped: bool) -> TrainableChoice:
         """What to differentiate by, with warnings about what the file does not say.
@@ -281,7 +290,8 @@ class TrainingDraft(Draft):
         derivative, sums, masks = Derivative("vjp", {}, self.input_gradients | self.parameters), self._row_sums, self.masks
         if sums is None:
             return self.spread_rows(derivative)
-        sums.clip(self.graph, self.parameters)
+        self.infer_types()
+        sums.clip(self.graph, self.parameters, self.graph.outputs[0] if self._leaves_out else None)
         drawn = [] if masks is None or not values_by_name(self.graph)[masks].uses() else [masks]
         self.spread_rows(derivative, drawn)
         for name in drawn:

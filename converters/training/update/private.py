@@ -96,8 +96,11 @@ class RowSums:
         self.rows: str | None = None  # the number of rows, a value in float64 where it is not known
         self._sums: dict[str, tuple[str, ...]] = {}  # of a gradient: the two factors of a product, or itself
 
-    def clip(self, graph: ir.Graph, gradients: Mapping[str, str]) -> None:
-        """Of the graph of one row: put min(1, C / ‖g‖) and what is to be summed in the place of its outputs."""
+    def clip(self, graph: ir.Graph, gradients: Mapping[str, str], counts: ir.Value | None) -> None:
+        """Of the graph of one row: put min(1, C / ‖g‖) and what is to be summed in the place of its outputs.
+
+        counts: its loss, where that may be a mean of nothing, as of labels that are all ignored: NaN, and g is 0.
+        """
         values, names = values_by_name(graph), used_names(graph)
         squares: list[ir.Value] = []
         parts: dict[str, tuple[ir.Value, ...]] = {}
@@ -116,14 +119,17 @@ class RowSums:
             graph.insert_after(node, op.nodes)  # there, so that what only a norm reads is gone before the next one
         op = Builder(names)
         op.prefix = "clip"
+        empty = None if counts is None else op.IsNaN(op.Reshape(counts, []))
         factor = op.Min(op.Div(self._privacy.clip, op.Sqrt(op.Sum(*squares))), 1.0)
+        factor = factor if empty is None else op.Where(empty, 0.0, factor)
         factor.name = self._factor = op.unique("clip/factor")
         graph.outputs.clear()
         graph.outputs.append(factor)
-        for name, (first, *second) in parts.items():
-            outputs = [first]
-            if second:
-                outputs = [op.Transpose(first, perm=[1, 0]), op.Mul(second[0], cast(op, factor, element_type(first)))]
+        for name, (*others, last) in parts.items():
+            outputs = [last if empty is None else op.Where(empty, 0.0, last)]
+            if others:  # the factor is in one of them
+                scaled = op.Mul(outputs[0], cast(op, factor, element_type(last)))
+                outputs = [op.Transpose(others[0], perm=[1, 0]), scaled]
             self._sums[name] = tuple(str(value.name) for value in outputs)
             graph.outputs.extend(outputs)
         graph.extend(op.nodes)
