@@ -6,7 +6,7 @@ g_i is the gradient of the loss of a batch of row i alone, its norm over all tra
 the rows that are expected of a batch, or without it those of the batch. With k runs to an update each adds noise of
 the variance σ²C²/k, so that the update has what one of all their rows would.
 
-A product aᵀb of a weight's gradient is not kept for every row: ‖g_i‖² is ‖a_i‖²‖b_i‖² for one position, else taken of
+A weight's gradient that is a product aᵀb is not kept for every row: ‖g_i‖² is ‖a_i‖²‖b_i‖² for one position, else taken of
 a product that nobody keeps, and Σ_i f_i·g_i one product over all rows. Source: Abadi et al., "Deep Learning with
 Differential Privacy", 2016; Goodfellow, "Efficient Per-Example Gradient Computations", 2015.
 """
@@ -111,7 +111,7 @@ class RowSums:
             op.prefix = f"{name}/clip"
             g.name = op.unique(f"{name}_of_row")
             parts[name] = factors = _product(g) or (g,)
-            ways = factors if len(factors) == 2 and known_lengths(factors[1], 0, 1) == [1] else (g,)
+            ways = factors if len(factors) == 2 and known_lengths(factors[0], 0, 1) == [1] else (g,)
             of_parts = [staged(op, part, "ReduceSumSquare", ir.DataType.DOUBLE) for part in ways]
             squares.append(of_parts[0] if len(of_parts) == 1 else op.Mul(*of_parts))
             node = g.producer()
@@ -129,7 +129,7 @@ class RowSums:
             outputs = [last if empty is None else op.Where(empty, 0.0, last)]
             if others:  # the factor is in one of them
                 scaled = op.Mul(outputs[0], cast(op, factor, element_type(last)))
-                outputs = [op.Transpose(others[0], perm=[1, 0]), scaled]
+                outputs = [op.Identity(others[0]), scaled]
             self._sums[name] = tuple(str(value.name) for value in outputs)
             graph.outputs.extend(outputs)
         graph.extend(op.nodes)
@@ -165,12 +165,13 @@ class RowSums:
 
 
 def _product(g: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """The factors of a gradient that is a product of matrices."""
+    """A (T, D) and b (T, K) of a gradient aᵀb, as the rules of products emit it."""
     node = g.producer()
-    if node is None or not is_standard(node, "MatMul"):
+    if node is None or not is_standard(node, "Gemm") or [*node.inputs[2:]] not in ([], [None]):
         return None
-    a, b = node.inputs
-    return (a, b) if a is not None and b is not None and len(dims(a) or ()) == len(dims(b) or ()) == 2 else None
+    numbers = {name: attribute.value for name, attribute in node.attributes.items()}
+    a, b = node.inputs[:2]
+    return (a, b) if a is not None and b is not None and numbers == {"transA": 1} else None
 
 
 def seeds_of_rows(graph: ir.Graph, name: str, rows: ir.Value) -> None:
