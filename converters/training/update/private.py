@@ -225,7 +225,7 @@ def add_noise(
     result: dict[ir.Value, ir.Value] = {}
     for n, (x, g) in enumerate(gradients.items()):
         op.prefix = f"{g.name}/noise"
-        noise, dtype = normal(op, x, state, _SALT + 2 * n), element_type(g)
+        noise, dtype = normal(op, g, state, _SALT + 2 * n), element_type(g)  # of which ranks have the whole
         scale = deviation if rows is None else cast(op, op.Div(deviation, rows), dtype)
         result[x] = op.typed(op.Add(g, op.Mul(cast(op, noise, dtype), scale)), g)
     return result
