@@ -42,13 +42,7 @@ from onnx_backprop.converters.training.rewrites.sums import stage_sums
 from onnx_backprop.converters.training.sharing import describe_shared, shared, tie, untie
 from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
 from onnx_backprop.converters.training.update.loss_scale import renewed_scale, scaled_loss, unscale, with_default
-from onnx_backprop.converters.training.update.private import (
-    Privacy,
-    RowSums,
-    add_noise,
-    check_rows,
-    seeds_of_rows,
-)
+from onnx_backprop.converters.training.update.private import Privacy, RowSums, add_noise, check_rows, seeds_of_rows
 from onnx_backprop.converters.training.update.step import StepState, StepWriter, write_outputs
 from onnx_backprop.converters.training.whole_decoder import store_decoder
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError, warn
@@ -287,7 +281,11 @@ class TrainingDraft(Draft):
 
         A row's random numbers are its own.
         """
-        derivative, sums, masks = Derivative("vjp", {}, self.input_gradients | self.parameters), self._row_sums, self.masks
+        derivative, sums, masks = (
+            Derivative("vjp", {}, self.input_gradients | self.parameters),
+            self._row_sums,
+            self.masks,
+        )
         if sums is None:
             return self.spread_rows(derivative)
         self.infer_types()

@@ -111,7 +111,11 @@ _BY_NAME = {each.names[0]: each for each in _SHARED}
 # what messages of the library advise -> what that is in the command
 _ADVICE = {f"{each.dest}=True": name for name, each in _BY_NAME.items() if each.settings.get("action") == "store_true"}
 _ADVICE["training_graph(model, loss=…, optimizer=…) and save it"] = "`convert MODEL -o TRAINING --loss … --optimizer …`"
-_ADVICE |= {"clip_norm=1.0": "--clip-norm 1.0", "Give expected_batch": "Give --expected-batch", "ob.dequantize(model)": "train --dequantize"}
+_ADVICE |= {
+    "clip_norm=1.0": "--clip-norm 1.0",
+    "Give expected_batch": "Give --expected-batch",
+    "ob.dequantize(model)": "train --dequantize",
+}
 
 
 def shared(*names: str, **settings: Any) -> list[Argument]:

@@ -130,7 +130,11 @@ def test_a_row_without_labels_that_count_adds_nothing(loss: str) -> None:
         "weighted": ob.losses.SoftmaxCrossEntropy(axis=-1, weight=[0.0, *[1.0] * 8]),
     }[loss]
     graph = ob.training_graph(
-        model_of(text, w=drawn(9, 4), v=drawn(4, 9)), loss=chosen, optimizer="sgd", per_sample_clip=0.1, expected_batch=1
+        model_of(text, w=drawn(9, 4), v=drawn(4, 9)),
+        loss=chosen,
+        optimizer="sgd",
+        per_sample_clip=0.1,
+        expected_batch=1,
     )
     tokens = np.random.default_rng(0).integers(1, 9, (4, 5))
     labels = tokens.copy()
@@ -181,7 +185,10 @@ def test_noise_is_normal_and_independent(expected: int | None, accumulate: int) 
         "steps": (first["w"], second["w"]),
         "neighbours": (first["w"][1:], first["w"][:-1]),
         "rows": (first["w"][200:], first["w"][:-200]),
-        "parameters": (np.concatenate([first["b"], second["b"]]), np.concatenate([first["w"][:200], second["w"][:200]])),
+        "parameters": (
+            np.concatenate([first["b"], second["b"]]),
+            np.concatenate([first["w"][:200], second["w"][:200]]),
+        ),
     }
     for what, (a, b) in pairs.items():
         assert np.corrcoef(a, b)[0, 1] == pytest.approx(0, abs=6 / np.sqrt(a.size)), what
@@ -265,7 +272,11 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ob.UnsupportedError,
         "of a sum of losses, one leaves labels out",
     ),
-    ({**SGD, "training_mode": True}, ob.UnsupportedError, "BatchNormalization 'normal'.*no row has a gradient of its own"),
+    (
+        {**SGD, "training_mode": True},
+        ob.UnsupportedError,
+        "BatchNormalization 'normal'.*no row has a gradient of its own",
+    ),
 ]
 
 
@@ -285,4 +296,6 @@ def test_normalization_by_running_statistics_is_trained() -> None:
     trainer = ob.Trainer(graph)
     before = trainer.parameters()
     trainer.step(x=drawn(6, 4), labels=np.arange(6) % 3)
-    assert {"scale", "w1", "b1"} <= {name for name, value in trainer.parameters().items() if (value != before[name]).any()}
+    assert {"scale", "w1", "b1"} <= {
+        name for name, value in trainer.parameters().items() if (value != before[name]).any()
+    }

@@ -81,7 +81,10 @@ def test_rows_are_refused_where_they_mean_nothing(folder: Path, capsys: pytest.C
     for more, message in (
         (["--mode", "jvp"], "--per-sample: goes with --loss or --mode backward, jacobian, got jvp"),
         (["--mode", "family"], "--per-sample: do not go with --mode family"),
-        (["--loss", "mse", "--optimizer", "sgd"], "--per-sample: the gradients of each row do not go with an optimizer"),
+        (
+            ["--loss", "mse", "--optimizer", "sgd"],
+            "--per-sample: the gradients of each row do not go with an optimizer",
+        ),
     ):
         assert command.main(["convert", "small.onnx", "-o", "out.onnx", *more, "--per-sample"]) == 2
         assert message in capsys.readouterr().err
