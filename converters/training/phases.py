@@ -157,8 +157,8 @@ class TrainingDraft(Draft):
         self._leaves_out = any(number is not None for number in numbers)  # so that all labels of a row may count 0
         if self.privacy is not None and self._leaves_out and len(terms) > 2:
             raise UnsupportedError(
-                "per_sample_clip: of a sum of losses, one leaves labels out or weighs them, so that it may be a mean of "
-                "nothing for a row whose other losses count. Give one loss, or none ignore_index and weights"
+                "per_sample_clip: of a sum of losses, one leaves labels out or weighs them, so that it may be a mean "
+                "of nothing for a row whose other losses count. Give one loss, or none ignore_index and weights"
             )
 
     def choose(self, requested: Requested, *, stopped: bool) -> TrainableChoice:
@@ -286,7 +286,7 @@ class TrainingDraft(Draft):
             self._row_sums,
             self.masks,
         )
-        if sums is None:
+        if sums is None or self._one_row is None:
             return self.spread_rows(derivative)
         self.infer_types()
         sums.clip(self.graph, self.parameters, self.graph.outputs[0] if self._leaves_out else None)

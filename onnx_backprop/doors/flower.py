@@ -12,6 +12,7 @@ from onnx_backprop.converters.training.slots import RANDOM
 from onnx_backprop.doors import library
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.inputs import rows
+from onnx_backprop.training.opening import first_seed
 from onnx_backprop.training.trainer import Trainer
 
 _app = library("flwr.app", package="flwr")

@@ -6,9 +6,9 @@ g_i is the gradient of the loss of a batch of row i alone, its norm over all tra
 the rows that are expected of a batch, or without it those of the batch. With k runs to an update each adds noise of
 the variance σ²C²/k, so that the update has what one of all their rows would.
 
-A weight's gradient that is a product aᵀb is not kept for every row: ‖g_i‖² is ‖a_i‖²‖b_i‖² for one position, else taken of
-a product that nobody keeps, and Σ_i f_i·g_i one product over all rows. Source: Abadi et al., "Deep Learning with
-Differential Privacy", 2016; Goodfellow, "Efficient Per-Example Gradient Computations", 2015.
+A weight's gradient that is a product aᵀb is not kept for every row: ‖g_i‖² is ‖a_i‖²‖b_i‖² for one position, else
+taken of a product that nobody keeps, and Σ_i f_i·g_i one product over all rows. Source: Abadi et al., "Deep Learning
+with Differential Privacy", 2016; Goodfellow, "Efficient Per-Example Gradient Computations", 2015.
 """
 
 import math
@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.batching.add_axis import in_training, inputs_of
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.forward import label, unsupported
+from onnx_backprop.converters.reverse.forward import unsupported
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.rules.common import as_shaped, cast
@@ -149,14 +149,15 @@ class RowSums:
         for x, name in gradients.items():
             op.prefix = f"{name}/rows"
             parts = [values[part] for part in self._sums[name]]
-            dtype, shape = element_type(parts[0]), [int(d) for d in dims(own[x]) or ()]
+            dtype, shape = element_type(parts[0]), known_lengths(own[x]) or []
             if len(parts) == 1:
                 weights = op.Reshape(cast(op, factor, dtype), [1, -1])
                 total = op.MatMul(weights, op.Reshape(parts[0], [-1, math.prod(shape)]))
             else:
                 a, b = (op.Reshape(part, [-1, length]) for part, length in zip(parts, shape, strict=True))
                 total = op.MatMul(op.Transpose(a, perm=[1, 0]), b)
-            total = op.Mul(total, 1 / self._privacy.expected) if rows is None else op.Div(total, cast(op, rows, dtype))
+            divisor = self._privacy.expected if rows is None else cast(op, rows, dtype)
+            total = op.Div(total, divisor)
             mean = op.Reshape(total, shape)
             mean.name, mean.shape = name, ir.Shape(shape)
             graph.outputs.append(mean)
@@ -203,7 +204,7 @@ def _put_in_front(graph: ir.Graph, forward: ir.Graph) -> None:
         if value.name in own:
             value.replace_all_uses_with(own[str(value.name)])
         else:
-            forward.initializers.pop(value.name)
+            forward.initializers.pop(str(value.name))
             graph.register_initializer(value)
     outputs, nodes = list(forward.outputs), list(forward)
     forward.outputs.clear()

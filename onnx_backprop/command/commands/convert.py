@@ -93,7 +93,8 @@ def _write_family(arguments: argparse.Namespace) -> int:
     """OUT and its derivatives beside it."""
     if arguments.of or arguments.batched or arguments.per_sample is not None:
         raise InvalidArgumentError(
-            f"--of, --batched and --per-sample: do not go with --mode {FAMILY}, in which every output has any number of seeds"
+            f"--of, --batched and --per-sample: do not go with --mode {FAMILY}, in which every output has any number "
+            "of seeds"
         )
     target = Path(arguments.output)
     there = [path for path in members(target) if path.exists()]
