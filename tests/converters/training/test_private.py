@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto, helper
 import onnx_backprop as ob
 from tests.converters.derivatives.test_per_sample import MODELS, ROWS, drawn, feeds_of, model_of
 from tests.converters.derivatives.test_per_sample import run as run_model
+from tests.converters.prepare.decoders import VOCABULARY, decoder
 from tests.support.training_models import classifier
 
 Values = dict[str, np.ndarray]
@@ -95,6 +96,7 @@ def test_operators(name: str) -> None:
     for p, value in trainer.parameters().items():
         want = np.tensordot(factors, rows[p], 1) / ROWS
         np.testing.assert_allclose(before[p] - value, want, rtol=1e-4, atol=3e-6 * max(1, clip), err_msg=p)
+    assert "gradients clipped to" in graph.summary()
     kept = graph.inference_model(before)
     assert [node.op_type for node in kept.graph.node] == [node.op_type for node in model.graph.node]
     np.testing.assert_array_equal(run_model(kept, feeds_of(shapes))["y"], run_model(model, feeds_of(shapes))["y"])
@@ -119,6 +121,30 @@ def test_an_adapter_alone_is_clipped() -> None:
     for p, value in trainer.parameters().items():
         want = (np.minimum(1, clip / norms) @ rows[p] / ROWS).reshape(value.shape)
         np.testing.assert_allclose(before[p] - value, want, atol=2e-6, err_msg=p)
+
+
+def test_a_decoder_with_adapters() -> None:
+    """Masks and positions that follow from the tokens; rows beside the gradients of batches of one."""
+    model = decoder("GroupQueryAttention")
+    matrices = [t.name for t in model.graph.initializer if len(t.dims) == 2]
+    made = ob.lora(model, matrices, rank=2)
+    options = {"loss": ob.losses.NextToken(), "trainable": made.trainable}
+    with pytest.warns(ob.OnnxBackpropWarning, match="the model is a decoder"):
+        plain = ob.training_graph(made.model, **options)
+        graph = ob.training_graph(made.model, optimizer="sgd", per_sample_clip=0.05, **options)
+    tokens = np.random.default_rng(1).integers(0, VOCABULARY, (3, 4))
+    trainer, total = ob.Trainer(graph, learning_rate=1.0), dict.fromkeys(plain.parameters, np.zeros(()))
+    before = trainer.parameters()
+    trainer.step(input_ids=tokens, labels=tokens)
+    session = ob.session(plain.model)
+    for row in tokens:
+        found = session.run([*plain.parameters.values()], {"input_ids": row[None], "labels": row[None]})
+        rows = {p: np.asarray(g).astype(float) for p, g in zip(plain.parameters, found, strict=True)}
+        norm = np.sqrt(sum((g**2).sum() for g in rows.values()))
+        total = {p: total[p] + g * min(1, 0.05 / norm) / 3 for p, g in rows.items()}
+    assert max(np.abs(g).max() for g in total.values()) > 1e-3
+    for p, value in trainer.parameters().items():
+        np.testing.assert_allclose(before[p] - value, total[p], atol=1e-7, err_msg=p)
 
 
 @pytest.mark.parametrize("loss", ["next_token", "softmax_cross_entropy", "weighted"])
