@@ -281,11 +281,8 @@ class TrainingDraft(Draft):
 
         A row's random numbers are its own.
         """
-        derivative, sums, masks = (
-            Derivative("vjp", {}, self.input_gradients | self.parameters),
-            self._row_sums,
-            self.masks,
-        )
+        derivative = Derivative("vjp", {}, self.input_gradients | self.parameters)
+        sums, masks = self._row_sums, self.masks
         if sums is None or self._one_row is None:
             return self.spread_rows(derivative)
         self.infer_types()

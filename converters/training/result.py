@@ -250,10 +250,8 @@ class TrainingGraph:
             lines.append(printable(f"BatchNormalization in inference mode, being frozen: {shown}"))
         if privacy := self.options.privacy:
             divisor = privacy["expected"] or "the rows of the batch"
-            lines.append(
-                f"rows: gradients clipped to {privacy['clip']:g}, noise of {privacy['noise']:g} times that on their sum, "
-                f"divided by {divisor}"
-            )
+            noise = f"noise of {privacy['noise']:g} times that on their sum, divided by {divisor}"
+            lines.append(f"rows: gradients clipped to {privacy['clip']:g}, {noise}")
         if memory := self.memory_summary():
             lines.append(f"activations: {memory}")
         if blocks := self.options.blocks:

@@ -131,6 +131,7 @@ def test_a_decoder_with_adapters() -> None:
     options = {"loss": ob.losses.NextToken(), "trainable": made.trainable}
     with pytest.warns(ob.OnnxBackpropWarning, match="the model is a decoder"):
         plain = ob.training_graph(made.model, **options)
+    with pytest.warns(ob.OnnxBackpropWarning, match="the model is a decoder"):
         graph = ob.training_graph(made.model, optimizer="sgd", per_sample_clip=0.05, **options)
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, (3, 4))
     trainer, total = ob.Trainer(graph, learning_rate=1.0), dict.fromkeys(plain.parameters, np.zeros(()))
