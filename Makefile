@@ -115,7 +115,7 @@ fidelity: ## exports of 250 modules trained beside PyTorch, docs/fidelity.md (th
 	$(FIELD)/bin/python -m tests.fidelity $(ARGS)
 
 # torchattacks asks for an old `requests` that it does not need.
-doors: ## JAX, PyMC, OpenMDAO, Flower, Captum, CasADi, FMPy: our doors beside the real packages (an environment of its own, some minutes)
+doors: ## JAX, PyMC, OpenMDAO, Flower, Captum, ART, Opacus, CasADi, FMPy: our doors beside the real packages (an environment of its own, some minutes)
 	@test -d .venv-doors || $(PYTHON) -m venv .venv-doors
 	@.venv-doors/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[doors]'
 	@.venv-doors/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'torchattacks>=3.5'

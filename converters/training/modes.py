@@ -147,7 +147,7 @@ def draw_masks(graph: ir.Graph, op: Builder) -> ir.Value | None:
     nodes = [node for node in dropping if len(node.inputs) > 2]
     if not nodes:
         return None
-    state = ir.Value(name=op.unique(RANDOM_STATE), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([2]))
+    state = random_state(op)
     for salt, node in enumerate(nodes):
         start = len(op.nodes)
         op.prefix = label(node)
@@ -170,11 +170,25 @@ def draw_masks(graph: ir.Graph, op: Builder) -> ir.Value | None:
     return state
 
 
-def _hash_below(op: Builder, x: ir.Value, state: ir.Value, salt: int, ratio: float) -> ir.Value:
-    """Whether hash(i, key) < ratio · 2³², for each element i of x, in its shape.
+def random_state(op: Builder) -> ir.Value:
+    """A new input for the state of random numbers: a seed, and the number of the run."""
+    return ir.Value(name=op.unique(RANDOM_STATE), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([2]))
 
-    Shifts are those of uint32. Sums, products and the comparison are of int32, whose bits are the same: onnxruntime
-    before 1.22 has none of uint32.
+
+def _hash_below(op: Builder, x: ir.Value, state: ir.Value, salt: int, ratio: float) -> ir.Value:
+    """Whether hash(i, key) < ratio · 2³², for each element i of x, in its shape."""
+    limit = min(round(ratio * 2**32), 2**32 - 1)
+    ordered = op.Cast(op.BitwiseXor(hashed(op, x, state, salt), 2**31), to=ir.DataType.INT32)  # in the order of int32
+    below = as_shaped(op, op.Less(ordered, limit - 2**31), x)
+    below.shape = x.shape
+    return below
+
+
+def hashed(op: Builder, x: ir.Value, state: ir.Value, salt: int) -> ir.Value:
+    """hash(i, key) for each element i of x, 1-D uint32; key: of the state, a seed and the run, and of a salt.
+
+    Shifts are those of uint32. Sums and products are of int32, whose bits are the same: onnxruntime before 1.22 has
+    none of uint32.
     """
 
     def signed(value: ir.Value | int) -> ir.Value | int:
@@ -205,12 +219,7 @@ def _hash_below(op: Builder, x: ir.Value, state: ir.Value, salt: int, ratio: flo
     index = signed(op.Range(0, op.Size(x), 1))
     h = op.BitwiseXor(times(index, 0x9E3779B1), key)
     h = times(shifted(h, 16), odd)  # a multiplier of its own, or two keys would give one sequence, shifted
-    h = shifted(times(shifted(h, 13), 0xC2B2AE35), 16)
-    limit = min(round(ratio * 2**32), 2**32 - 1)
-    ordered = signed(op.BitwiseXor(h, 2**31))  # 0 … 2³² - 1 as -2³¹ … 2³¹ - 1
-    below = as_shaped(op, op.Less(ordered, limit - 2**31), x)
-    below.shape = x.shape
-    return below
+    return shifted(times(shifted(h, 13), 0xC2B2AE35), 16)
 
 
 def _trains(node: ir.Node) -> bool:

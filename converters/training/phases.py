@@ -22,6 +22,7 @@ from onnx_backprop.converters.reverse.batching.add_axis import PerSample
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims, is_float
 from onnx_backprop.converters.reverse.models.backward import Draft
+from onnx_backprop.converters.reverse.models.derivatives import Derivative
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.reverse.path import find_path
 from onnx_backprop.converters.training.losses.add_loss import add_loss, typed
@@ -31,6 +32,7 @@ from onnx_backprop.converters.training.modes import (
     draw_masks,
     keep_statistics,
     nothing_to_switch,
+    random_state,
     renew_statistics,
     train,
 )
@@ -40,9 +42,10 @@ from onnx_backprop.converters.training.rewrites.sums import stage_sums
 from onnx_backprop.converters.training.sharing import describe_shared, shared, tie, untie
 from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
 from onnx_backprop.converters.training.update.loss_scale import renewed_scale, scaled_loss, unscale, with_default
+from onnx_backprop.converters.training.update.private import Privacy, RowSums, add_noise, check_rows, seeds_of_rows
 from onnx_backprop.converters.training.update.step import StepState, StepWriter, write_outputs
 from onnx_backprop.converters.training.whole_decoder import store_decoder
-from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError, warn
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.names import used_names
 
@@ -105,6 +108,9 @@ class TrainingDraft(Draft):
         self.state: tuple[Slot, ...] = ()
         self.learning_rate: str | None = None
         self.gradient_norms: str | None = None
+        self.privacy: Privacy | None = None
+        self._row_sums: RowSums | None = None
+        self._leaves_out = False
         self._of_model: set[str] = set()  # names of the model without its loss
         self._of_loss: set[str] = set()
         self._shared: dict[str, list[str]] = {}
@@ -146,6 +152,14 @@ class TrainingDraft(Draft):
         self.compared = added.compared
         self.counted = None if added.counted is None else str(added.counted.name)
         self._of_loss = used_names(self.graph) - self._of_model
+        terms = (loss, *(term for _, term in getattr(loss, "terms", ())))
+        numbers = [getattr(term, name, None) for term in terms for name in ("ignore_index", "weight", "weights")]
+        self._leaves_out = any(number is not None for number in numbers)  # so that all labels of a row may count 0
+        if self.privacy is not None and self._leaves_out and len(terms) > 2:
+            raise UnsupportedError(
+                "per_sample_clip: of a sum of losses, one leaves labels out or weighs them, so that it may be a mean "
+                "of nothing for a row whose other losses count. Give one loss, or none ignore_index and weights"
+            )
 
     def choose(self, requested: Requested, *, stopped: bool) -> TrainableChoice:
         """What to differentiate by, with warnings about what the file does not say.
@@ -195,12 +209,17 @@ class TrainingDraft(Draft):
         masks = draw_masks(self.graph, op)
         self.statistics = {str(old.name): str(new.name) for old, new in statistics.items()}
         self.graph.inputs.extend(x for x in statistics if not x.is_graph_input())
+        if masks is None and self.privacy is not None and self.privacy.noise:
+            masks = random_state(op)
         if masks is not None:
             self.graph.inputs.append(masks)
             self.masks = str(masks.name)
 
     def take_rows_of_loss(self, per_sample: PerSample) -> None:
         """`take_one_row`, of the targets too."""
+        if self.privacy is not None:
+            check_rows(self.graph)
+            self._row_sums = RowSums(self.privacy, self.model)
         self.take_one_row(per_sample)
         for value in self.graph.inputs if per_sample is not False else ():
             shape = dims(value)
@@ -257,6 +276,25 @@ class TrainingDraft(Draft):
         if together := {name: readers for name, readers in self._shared.items() if name in trained}:
             warn(describe_shared(together))
 
+    def give_rows_back(self) -> None:
+        """`spread_rows`; for private steps the loss and the outputs stay the batch's, and gradients are clipped means.
+
+        A row's random numbers are its own.
+        """
+        derivative = Derivative("vjp", {}, self.input_gradients | self.parameters)
+        sums, masks = self._row_sums, self.masks
+        if sums is None or self._one_row is None:
+            return self.spread_rows(derivative)
+        self.infer_types()
+        sums.clip(self.graph, self.parameters, self.graph.outputs[0] if self._leaves_out else None)
+        drawn = [] if masks is None or not values_by_name(self.graph)[masks].uses() else [masks]
+        self.spread_rows(derivative, drawn)
+        for name in drawn:
+            seeds_of_rows(self.graph, name, self._one_row.first(self.graph))
+        sums.add_up(self.graph, self.parameters)
+        self.counted = None  # rows weigh alike
+        return self.infer_types()
+
     def _gradients(self) -> list[ir.Value]:
         """The outputs that are gradients."""
         return [y for y in self.graph.outputs if y.name in self.parameters.values()]
@@ -268,15 +306,19 @@ class TrainingDraft(Draft):
         """
         graph, op, state, values = self.graph, self.builder(), StepState(), values_by_name(self.graph)
         gradients = {values[name]: values[g] for name, g in self.parameters.items()}
-        writer = None
+        clipped, writer = list(gradients.values()), None
         if self.optimizer is not None:
+            if self.privacy is not None and self.privacy.noise and self.masks is not None:
+                rows = None if self._row_sums is None or self._row_sums.rows is None else values[self._row_sums.rows]
+                deviation = self.privacy.deviation(self.optimizer.accumulate)
+                gradients = add_noise(op, gradients, values[self.masks], deviation, rows)
             writer = StepWriter(op, graph, self.optimizer, self.model.opset_imports[""])
             state, self.learning_rate = writer.state, str(writer.rate.name)
             if self.scale is not None:
                 writer.finite = renewed_scale(op, state, values[self.scale], list(gradients.values()))
             writer.counted = None if self.counted is None else values[self.counted]
             writer.write(gradients)
-            for g in gradients.values():
+            for g in clipped:
                 graph.outputs.remove(g)
         for name, new in self.statistics.items():
             state.renew(values[name], values[new], STATISTIC)

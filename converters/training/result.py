@@ -248,6 +248,10 @@ class TrainingGraph:
         if kept := self.options.frozen_statistics:
             shown = ", ".join(kept[:_SHOWN]) + (f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else "")
             lines.append(printable(f"BatchNormalization in inference mode, being frozen: {shown}"))
+        if privacy := self.options.privacy:
+            divisor = privacy["expected"] or "the rows of the batch"
+            noise = f"noise of {privacy['noise']:g} times that on their sum, divided by {divisor}"
+            lines.append(f"rows: gradients clipped to {privacy['clip']:g}, {noise}")
         if memory := self.memory_summary():
             lines.append(f"activations: {memory}")
         if blocks := self.options.blocks:

@@ -14,7 +14,7 @@ class Settings:
     loss, optimizer: by `name` and numbers. loss_inputs: names of the inputs that the loss has added. labels: those that
     hold classes, and what is known of them, see `LossBuilder`. compared: what each loss reads, see `Comparison`.
     doubtful: parameters, and what speaks against them. memory: what is expected of a budget. frozen_statistics: the
-    nodes in inference mode for being frozen.
+    nodes in inference mode for being frozen. privacy: `clip`, `noise` and `expected` of steps that clip rows.
     """
 
     loss: Any = None
@@ -28,6 +28,7 @@ class Settings:
     doubtful: dict[str, str] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     frozen_statistics: Sequence[str] = ()
+    privacy: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> "Settings":
@@ -44,7 +45,7 @@ class Settings:
         return (self.optimizer or {}).get("accumulate", 1)
 
 
-_OFTEN_EMPTY = ("labels", "compared", "blocks", "doubtful", "memory", "frozen_statistics")
+_OFTEN_EMPTY = ("labels", "compared", "blocks", "doubtful", "memory", "frozen_statistics", "privacy")
 
 
 def plain(chosen: object) -> Any:

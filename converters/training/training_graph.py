@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 from onnx import ModelProto
@@ -13,7 +14,6 @@ from onnx_backprop.converters.recompute.memory import check_memory
 from onnx_backprop.converters.reverse.batching.add_axis import PerSample
 from onnx_backprop.converters.reverse.differentiate import Progress
 from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
-from onnx_backprop.converters.reverse.models.derivatives import Derivative
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.converters.training.losses.compose import AnyLoss, check_loss
 from onnx_backprop.converters.training.optimizers import Optimizer, check_optimizer
@@ -22,6 +22,7 @@ from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.rewrites.precision import check_precision
 from onnx_backprop.converters.training.settings import Settings, plain
 from onnx_backprop.converters.training.sharing import Ties
+from onnx_backprop.converters.training.update.private import check_privacy
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import explaining
 from onnx_backprop.opset.core.progress import shown
@@ -50,6 +51,9 @@ def training_graph(
     strict: bool = False,
     checkpoint: int = 0,
     per_sample: PerSample = False,
+    per_sample_clip: float | None = None,
+    noise: float = 0.0,
+    expected_batch: int | None = None,
     tie: Ties = (),
     untie: bool = False,
     precision: str | None = None,
@@ -109,6 +113,13 @@ def training_graph(
         checkpoint: store the states of a Loop or a Scan at every so many steps only, see `backward`.
         per_sample: without an optimizer, the loss and the gradients of each row of a batch alone, see `backward`: the
             loss is (N,), what it would be for a batch of that row, and `<p>_grad` has the rows in front.
+        per_sample_clip: C, with an optimizer: the update is along (Σ_i g_i · min(1, C / ‖g_i‖₂) + N(0, σ²C²)) / B, g_i
+            being the gradient of row i alone by all parameters together, as differential privacy wants it (DP-SGD).
+            `per_sample` then names inputs with rows only where True would not find them. `clip_norm`, `clip_value`
+            and `gradient_norms` are of what has the noise already, and `accumulate` adds one noise to an update.
+        noise: σ. Its numbers are a function of `random_state`, as the masks of Dropout are, and new in every run.
+        expected_batch: B, the rows that are expected of a run; the rows of the batch without it. Poisson sampling,
+            accumulation and several ranks want it.
         tie: pairs of initializers that hold the same numbers, one perhaps transposed, and are to stay equal: the first
             takes the second's place.
         untie: give every place that reads a tensor of equal numbers one of its own. Exporters merge biases that are
@@ -145,7 +156,12 @@ def training_graph(
         raise InvalidArgumentError(f"lengths: expected numbers by names, as {{'batch': 8}}, got {lengths!r}")
     updater = check_optimizer(optimizer)
     budget = None if memory is None else check_memory(memory)
-    alone = {"an optimizer": optimizer, "carry_state": carry_state, "memory": memory, "precision": precision}
+    privacy = check_privacy(per_sample_clip, noise, expected_batch, updater)
+    alone: dict[str, Any] = {"memory": memory, "precision": precision}
+    if privacy is None:
+        alone |= {"an optimizer without per_sample_clip": optimizer, "carry_state": carry_state}
+    else:
+        alone, per_sample = alone | {"wrt_inputs": wrt_inputs}, per_sample or True
     if per_sample is not False and any(alone.values()):
         others = " and ".join(name for name, value in alone.items() if value)
         raise InvalidArgumentError(f"the gradients of each row do not go with {others}. Leave one out", "per_sample")
@@ -163,6 +179,7 @@ def training_graph(
         checkpoint=checkpoint,
         progress=progress,
     )
+    draft.privacy = privacy
     draft.tie(tie, apart=untie)
     if training_mode:
         draft.set_modes()
@@ -176,11 +193,11 @@ def training_graph(
         draft.carry_state()
     draft.take_rows_of_loss(per_sample)
     draft.differentiate_loss(requested, choice, half, budget=budget is not None)
-    draft.spread_rows(Derivative("vjp", {}, draft.input_gradients | draft.parameters))
+    draft.give_rows_back()
     if stateful:
         draft.update(norms=gradient_norms)
     expected = {} if budget is None else draft.keep_to_budget(budget, lengths or {})
-    if per_sample is False:
+    if per_sample is False or privacy is not None:
         draft.stage_sums()
     result = TrainingGraph(
         model=draft.finish(),
@@ -208,6 +225,7 @@ def training_graph(
             doubtful=choice.doubtful,
             memory=expected,
             frozen_statistics=kept,
+            privacy={} if privacy is None else vars(privacy),
         ).described(),
     )
     if not (tie or untie):

@@ -57,6 +57,12 @@ _SHARED = [
         metavar="STEPS",
         help="store the states of Loop and Scan at every so many steps, compute those between again; default: all",
     ),
+    argument(
+        "--per-sample",
+        nargs="*",
+        metavar="INPUT",
+        help="of each row of a batch alone; inputs whose axis 0 has the rows (default: those with a symbol there)",
+    ),
     flag("--straight-through", help="differentiate quantisation as if it did not round"),
     flag("--strict", help="refuse names whose gradient is zero or that nothing depends on"),
     _names("--tie", metavar="A=B", help="parameters that hold the same numbers and are to stay equal"),
@@ -105,7 +111,11 @@ _BY_NAME = {each.names[0]: each for each in _SHARED}
 # what messages of the library advise -> what that is in the command
 _ADVICE = {f"{each.dest}=True": name for name, each in _BY_NAME.items() if each.settings.get("action") == "store_true"}
 _ADVICE["training_graph(model, loss=…, optimizer=…) and save it"] = "`convert MODEL -o TRAINING --loss … --optimizer …`"
-_ADVICE |= {"clip_norm=1.0": "--clip-norm 1.0", "ob.dequantize(model)": "train --dequantize"}
+_ADVICE |= {
+    "clip_norm=1.0": "--clip-norm 1.0",
+    "Give expected_batch": "Give --expected-batch",
+    "ob.dequantize(model)": "train --dequantize",
+}
 
 
 def shared(*names: str, **settings: Any) -> list[Argument]:
@@ -133,9 +143,10 @@ def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
         if len(pair) != 2:
             raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
     names = ("trainable", "frozen", "prediction", "straight_through", "strict", "checkpoint")
-    names += ("stop", "untie", "precision", "memory")
+    names += ("stop", "untie", "precision", "memory", "per_sample_clip", "expected_batch")
     given = {name: getattr(arguments, name, None) for name in names}
-    given["free"] = free_of(arguments)
+    given |= {"free": free_of(arguments), "per_sample": per_sample_of(arguments)}
+    given["noise"] = getattr(arguments, "noise", 0.0)
     return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}
 
 
@@ -149,6 +160,12 @@ def free_of(arguments: argparse.Namespace) -> dict[str, dict[int, str]] | None:
             raise InvalidArgumentError(f"--free: expected INPUT:AXIS=NAME, as x:0=batch, got {text!r}")
         result.setdefault(name, {})[int(axis)] = symbol
     return result or None
+
+
+def per_sample_of(arguments: argparse.Namespace) -> bool | list[str]:
+    """The inputs that --per-sample names, True where it names none."""
+    named = getattr(arguments, "per_sample", None)
+    return False if named is None else named or True
 
 
 def loss_of(arguments: argparse.Namespace) -> str | None:

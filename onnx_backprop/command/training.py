@@ -30,6 +30,16 @@ OF_OPTIMIZERS = [
     argument(
         "--ema", type=float, metavar="DECAY", help="keep running means of the weights, which train measures and writes"
     ),
+    argument(
+        "--per-sample-clip",
+        type=float,
+        metavar="NORM",
+        help="differential privacy: limit of the norm of the gradient of each row",
+    ),
+    argument("--noise", default=0.0, metavar="NUMBER", help="on the sum of these, as a multiple of that limit (0)"),
+    argument(
+        "--expected-batch", type=int, metavar="ROWS", help="what that is divided by (default: the rows of each batch)"
+    ),
 ]
 OF_LOSSES = [
     argument(

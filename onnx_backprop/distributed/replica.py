@@ -60,7 +60,9 @@ class Replica:
         self._communicator, self._graph = communicator, graph
         self._passed, self._statistics = parts.passed, parts.statistics
         self._weights = Weights(graph)
-        self._scale = None if self._weights.summed else divide_by_all(parts.gradients, graph.loss)
+        self._private = bool(graph.options.privacy)  # sums over rows, divided by a number
+        whole = self._weights.summed or self._private
+        self._scale = None if whole else divide_by_all(parts.gradients, graph.loss)
         self._accumulate = graph.options.accumulate
         self._scaled = graph.slot(slots.SCALE) is not None
         self._inputs = list(parts.gradients.graph.input)
@@ -109,6 +111,7 @@ class Replica:
         share = of_loss
         if self._scale is not None:
             fed = {**fed, self._scale: OrtValue.ortvalue_from_numpy(np.array(1 / of_loss if of_loss else 1.0))}
+        if self._scale is not None or self._private:
             share = float(counts)
         due = self._micro is None or int(state[self._micro].numpy()) + 1 >= self._accumulate
         binding = self._bound(fed, state) if counts or self._synchronised else None

@@ -12,6 +12,7 @@ from onnx_backprop.converters.training.slots import RANDOM
 from onnx_backprop.doors import library
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.training.inputs import rows
+from onnx_backprop.training.opening import first_seed
 from onnx_backprop.training.trainer import Trainer
 
 _app = library("flwr.app", package="flwr")
@@ -128,11 +129,15 @@ class _Client:
         return count, float(self.trainer.evaluate(batches))
 
     def _begin(self, values: Arrays, config: Any, context: Any) -> None:
-        """The state of the first step but for the server's arrays; masks of Dropout of this round and node alone."""
+        """The state of the first step but for the server's arrays; masks of Dropout of this round and node alone.
+
+        Noise that hides rows has a seed that nobody knows.
+        """
         state = {name: value.copy() for name, value in self._start.items()}
         if random := self.trainer.graph.slot(RANDOM):
             place = f"{config.get('server-round', 0)} {context.node_id}"
-            state[random] = np.array([zlib.crc32(place.encode()), 0], state[random].dtype)
+            seed = None if self.trainer.graph.options.privacy.get("noise") else zlib.crc32(place.encode())
+            state[random] = np.array([first_seed(seed, self.trainer.graph), 0], state[random].dtype)
         self.trainer.rewind(state, 0)
         _put(self.trainer, values)
 

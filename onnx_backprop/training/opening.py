@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from numbers import Integral
 from typing import Any
 
@@ -19,9 +20,9 @@ from onnx_backprop.providers.placed import Placed
 OrtValue = onnxruntime.OrtValue
 
 
-def check_arguments(seed: int, session_options: Any, read_every: int) -> None:
+def check_arguments(seed: int | None, session_options: Any, read_every: int) -> None:
     """InvalidArgumentError for a seed of more than 64 bits, options of something else, and no steps to read after."""
-    if not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63:
+    if seed is not None and (not isinstance(seed, Integral) or not -(2**63) <= seed < 2**63):
         raise InvalidArgumentError(f"seed: expected a whole number of 64 bits, got {seed!r}")
     if session_options is not None and not isinstance(session_options, onnxruntime.SessionOptions):
         raise InvalidArgumentError(
@@ -29,6 +30,13 @@ def check_arguments(seed: int, session_options: Any, read_every: int) -> None:
         )
     if not isinstance(read_every, Integral) or read_every < 1:
         raise InvalidArgumentError(f"read_every: expected a whole number of 1 or more, got {read_every!r}")
+
+
+def first_seed(seed: int | None, graph: TrainingGraph) -> int:
+    """The seed; of None 0, but for noise that hides rows one that nobody knows."""
+    if seed is None:
+        return secrets.randbits(63) if graph.options.privacy.get("noise") else 0
+    return seed
 
 
 def take_frozen(model: ModelProto, frozen: dict[str, OrtValue], memory: Memory | None) -> None:

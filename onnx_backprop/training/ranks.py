@@ -19,7 +19,7 @@ from onnx_backprop.distributed.failures import end_all_on_uncaught
 from onnx_backprop.distributed.replica import Replica
 from onnx_backprop.distributed.sharded import Division
 from onnx_backprop.distributed.shards import shard_rows
-from onnx_backprop.opset.core.errors import CheckpointError
+from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
 from onnx_backprop.ort_ops import lower, run_bound, session
 from onnx_backprop.training.data.batches import Batches
 from onnx_backprop.training.inputs import refusals
@@ -46,6 +46,11 @@ class Ranks:
     ) -> None:
         """All ranks do this. Errors: ReplicaError where their graphs or programs are not the same."""
         self._trainer, self._every, self.communicator = trainer, verify_every, trainer.communicator
+        if (privacy := trainer.graph.options.privacy) and not privacy.get("expected"):
+            raise InvalidArgumentError(
+                "per_sample_clip on several ranks: no rank knows the rows of all. Make the graph with expected_batch, "
+                "the rows that are expected of a whole batch"
+            )
         end_all_on_uncaught(self.communicator)
         advice = "Install the same everywhere"
         check_equal(

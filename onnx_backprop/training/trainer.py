@@ -50,7 +50,7 @@ from onnx_backprop.training.evaluation import Evaluator, lengths_of
 from onnx_backprop.training.fitting import fit
 from onnx_backprop.training.inputs import Inputs, refusals
 from onnx_backprop.training.measures import Metrics, chosen_metrics
-from onnx_backprop.training.opening import check_arguments, declared_rate, open_model, take_frozen
+from onnx_backprop.training.opening import check_arguments, declared_rate, first_seed, open_model, take_frozen
 from onnx_backprop.training.rates import find_learning_rate
 from onnx_backprop.training.reports.history import Losses, Measured
 from onnx_backprop.training.reports.summary import summary
@@ -96,7 +96,7 @@ class Trainer:
         graph: TrainingGraph | ModelProto | ir.Model | str | Path,
         *,
         learning_rate: float = 1e-3,
-        seed: int = 0,
+        seed: int | None = None,
         kernels: str | None = "native",
         session_options: SessionOptions | None = None,
         communicator: Any = None,
@@ -108,7 +108,8 @@ class Trainer:
         providers: Sequence[Named] | None = None,
         read_every: int = 1,
     ) -> None:
-        """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout.
+        """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout
+        and of the noise of private steps. None: 0, but where there is noise one that nobody knows.
 
         kernels: what the operators of our domain run on, see `use_kernels`; None for those that the graph has. "onnx",
         with a warning, where the native ones cannot work. The attribute `kernels` says which.
@@ -221,7 +222,7 @@ class Trainer:
         counters = {name: self.graph.slot(COUNTER, name) for name in (GOOD_STEPS, SKIPPED_STEPS)}
         self._counters = {LOSS_SCALE: self.graph.slot(SCALE), **counters}
         if random := self.graph.slot(RANDOM):
-            state[random][0] = seed
+            state[random][0] = first_seed(seed, self.graph)
         if self._ranks is not None:
             self._ranks.start(state)
         self._accepted = not_finite(state)

@@ -24,6 +24,7 @@ NOT_RUN = {
     "docs/distributed.md": ["needs Slurm; not tried by us", "needs Kubernetes; not tried by us"],
     "docs/jax.md": ["needs JAX; make doors runs it"] * 2,
     "docs/flower.md": ["needs Flower; make doors runs it"] * 2,
+    "docs/privacy.md": ["needs Opacus; make doors runs it"],
     "docs/pytensor.md": ["needs PyMC; make doors runs it"],
     "docs/fmi.md": ["needs FMPy; tests/doors/test_fmi.py runs it"] * 2,
     "docs/language_models.md": [PAGE_OF_TEXT, OF_GENAI, *[PAGE_OF_TEXT] * 5],
@@ -32,6 +33,7 @@ NOT_RUN = {
     "docs/pytorch.md": ["needs PyTorch", "needs PyTorch"],
     "docs/tutorial.md": ["needs PyTorch"],
 }
+DOORS = ("attribution", "casadi", "flower", "fmi", "jax", "openmdao", "privacy", "pytensor", "scipy")
 CODE = {page: found for page in PAGES if (found := [block for block in blocks(page) if block.language])}
 _LOOKS_LIKE_CODE = re.compile(
     r"^\s*(\$|>>>|(pip|make|python|mpiexec|onnx-backprop|import|from|npm|node)\s|trainer\.|ob\.)", re.M
@@ -46,6 +48,11 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for block in CODE[page]:
         if not block.not_run:
             run(block, names)
+
+
+@pytest.mark.parametrize("page", DOORS)
+def test_a_door_is_one_screen(page: str) -> None:
+    assert len((ROOT / "docs" / f"{page}.md").read_text("utf-8").splitlines()) <= 60
 
 
 def test_what_is_not_run_says_why() -> None:

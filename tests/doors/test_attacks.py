@@ -90,6 +90,31 @@ def test_torchattacks() -> None:
         np.testing.assert_allclose(found, theirs(*tensors).numpy(), atol=1e-5, err_msg=repr(theirs))
 
 
+def test_art() -> None:
+    """The Adversarial Robustness Toolbox's gradient methods on the same twin.
+
+    In the Euclidean norm without bounds: it clips to these before it goes back into the ball, torchattacks behind that.
+    """
+    evasion: Any = pytest.importorskip("art.attacks.evasion", reason="needs adversarial-robustness-toolbox: make doors")
+    torch: Any = pytest.importorskip("torch")
+    estimators: Any = pytest.importorskip("art.estimators.classification")
+    x, f, loss = images(20), ob.function(classifier()), torch.nn.CrossEntropyLoss(reduction="sum")
+    labels = f(x)[0].argmax(axis=1)
+    for norm, epsilon, step, bounds in ((np.inf, EPSILON, 0.02, (0, 1)), (2, 0.5, 0.2, None)):
+        network = estimators.PyTorchClassifier(
+            twin(classifier()), loss, (1, 6, 6), 3, clip_values=bounds, device_type="cpu"
+        )
+        for targeted in (False, True):
+            common = {"norm": norm, "eps": epsilon, "targeted": targeted}
+            fast = evasion.FastGradientMethod(network, **common)
+            pgd = evasion.ProjectedGradientDescent(network, **common, eps_step=step, max_iter=7, verbose=False)
+            y, shared = (labels + targeted) % 3, {"epsilon": epsilon, "norm": norm, "bounds": bounds}
+            for theirs, ours in ((fast, {"method": "fgsm"}), (pgd, {"step_size": step, "steps": 7})):
+                found = ob.attack(f, x, y, targeted=targeted, random_start=False, **shared, **ours)
+                expected = theirs.generate(x, np.eye(3, dtype="f")[y])
+                np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=f"{theirs} {norm} {targeted}")
+
+
 BOX = "".join(
     f"(declare-const X_{n} Real)(assert (>= X_{n} -1))(assert (<= X_{n} 1.0)) ; a comment ()\n" for n in (0, 1)
 )

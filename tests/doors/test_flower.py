@@ -99,6 +99,21 @@ def test_a_round_does_not_depend_on_those_before() -> None:
     assert still == pytest.approx(float(trainer().evaluate(batches_of(2))), rel=1e-5)
 
 
+def test_noise_that_hides_rows_follows_from_no_round() -> None:
+    """What a server knows gives the masks of Dropout, and nothing of the noise; without it clients agree."""
+
+    def sent(noise: float) -> Any:
+        private = trainer(per_sample_clip=0.1, noise=noise)
+        grid = InProcess(ob.flower.client(private, of_node))
+        config = flwr_app.ConfigRecord({"server-round": 1})
+        content = flwr_app.RecordDict({"arrays": ob.flower.arrays(private), "config": config})
+        (reply,) = grid.send_and_receive([flwr_app.Message(content=content, dst_node_id=1, message_type="train")])
+        return reply.content["arrays"]["w1"].numpy()
+
+    np.testing.assert_array_equal(sent(0.0), sent(0.0))
+    assert (sent(1.0) != sent(1.0)).mean() > 0.99
+
+
 def test_arrays_of_another_model_are_refused() -> None:
     server = trainer()
     record = ob.flower.arrays(server)

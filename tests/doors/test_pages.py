@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from tests.docs.blocks import ROOT, blocks, run
@@ -18,6 +19,7 @@ def test_blocks_run(page: str, library: str, tmp_path: Path, monkeypatch: pytest
     pytest.importorskip(library, reason=f"needs {library}: make doors")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": page}
+    onnx.save(network(), "digits.onnx")
     code = [block for block in blocks(ROOT / "docs" / f"{page}.md") if block.language]
     assert code
     assert all(block.not_run for block in code)

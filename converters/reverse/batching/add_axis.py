@@ -105,6 +105,10 @@ class OneRow:
             (n for n, d in enumerate(shape) if d in self.symbols or (not isinstance(d, int) and alone[n] == 1)), None
         )
 
+    def first(self, graph: ir.Graph) -> ir.Value:
+        """An input with the rows in front."""
+        return next(value for value in graph.inputs if (dims(value) or (None,))[0] in self.symbols)
+
     def spread(self, model: ir.Model, like: Mapping[str, Sequence[str]]) -> None:
         """Give the rows back, to inputs that had them and to all outputs; in the place of the axes that they had.
 
@@ -140,7 +144,7 @@ def take_one_row(graph: ir.Graph, per_sample: PerSample, declared: Mapping[str, 
     for name, shape in inputs.items():
         if sum(length in symbols for length in shape or ()) > 1:
             raise InvalidArgumentError(f"{name!r} has the shape {list(shape or ())}: two axes of rows", "per_sample")
-    mixing = [label(node) for node in all_nodes(graph) if _in_training(node)]
+    mixing = [label(node) for node in all_nodes(graph) if in_training(node)]
     if mixing:
         warn(
             f"per_sample: BatchNormalization {', '.join(map(repr, mixing))} in training mode has the statistics of "
@@ -197,6 +201,7 @@ def _shown(shape: Dims | None) -> str:
     return "of unknown rank" if shape is None else str(list(shape))
 
 
-def _in_training(node: ir.Node) -> bool:
+def in_training(node: ir.Node) -> bool:
+    """Whether a node is a BatchNormalization with the statistics of its batch."""
     mode = node.attributes.get("training_mode")
     return is_standard(node, "BatchNormalization") and mode is not None and bool(mode.as_int())

@@ -1,6 +1,6 @@
 """`backward`: a forward model in, the same model with its gradients as further outputs out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,11 +192,11 @@ class Draft:
             self._one_row = take_one_row(self.graph, per_sample, declared)
             self.infer_types()
 
-    def spread_rows(self, derivative: Derivative) -> None:
-        """Give the rows back, if `take_one_row` has taken one."""
+    def spread_rows(self, derivative: Derivative, apart: Collection[str] = ()) -> None:
+        """Give the rows back, if `take_one_row` has taken one. apart: inputs that get them and had none."""
         if self._one_row is not None:
             self.infer_types()
-            self._one_row.spread(self.model, shaped_like(derivative))
+            self._one_row.spread(self.model, shaped_like(derivative) | dict.fromkeys(apart, ()))
 
     def infer_types(self) -> None:
         """Give what a stage has emitted its types and shapes, which the next one wants to know; values are new ones."""

@@ -11,7 +11,16 @@ from typing import Any
 
 from onnx import ModelProto, ValueInfoProto
 
-from onnx_backprop.command.options import NO_LOSS, ROWS, free_of, numbers_of, say, shared, training_options
+from onnx_backprop.command.options import (
+    NO_LOSS,
+    ROWS,
+    free_of,
+    numbers_of,
+    per_sample_of,
+    say,
+    shared,
+    training_options,
+)
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.training import OF_OPTIMIZERS, optimizer_of
 from onnx_backprop.converters.derivatives.dense import hessian, jacobian
@@ -39,7 +48,7 @@ MODES: dict[str, Callable[..., ModelProto]] = {
     "hessian": hessian,
     "vmap": vmap,
 }
-BATCHED = ("vjp", "jvp", "hvp")
+BATCHED, OF_ROWS = ("vjp", "jvp", "hvp"), ("backward", "jacobian")
 FAMILY = "family"
 
 
@@ -82,9 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write_family(arguments: argparse.Namespace) -> int:
     """OUT and its derivatives beside it."""
-    if arguments.of or arguments.batched:
+    if arguments.of or arguments.batched or arguments.per_sample is not None:
         raise InvalidArgumentError(
-            f"--of and --batched: do not go with --mode {FAMILY}, in which every output has any number of seeds"
+            f"--of, --batched and --per-sample: do not go with --mode {FAMILY}, in which every output has any number "
+            "of seeds"
         )
     target = Path(arguments.output)
     there = [path for path in members(target) if path.exists()]
@@ -111,11 +121,14 @@ def differentiated(arguments: argparse.Namespace, model: ModelProto) -> ModelPro
     mode = arguments.mode or "backward"
     if arguments.batched and mode not in BATCHED:
         raise InvalidArgumentError(f"--batched: goes with --mode {', '.join(BATCHED)}, got {mode}")
+    if arguments.per_sample is not None and mode not in OF_ROWS:
+        raise InvalidArgumentError(f"--per-sample: goes with --loss or --mode {', '.join(OF_ROWS)}, got {mode}")
     if mode == "vmap":
         return _mapped(arguments, model)
     if arguments.axes:
         raise InvalidArgumentError(f"--axes: goes with --mode vmap, got {mode}")
-    more = {"batched": True} if arguments.batched else {}
+    more: dict[str, Any] = {"batched": True} if arguments.batched else {}
+    more |= {"per_sample": per_sample_of(arguments)} if mode in OF_ROWS else {}
     return MODES[mode](
         model,
         wrt=arguments.wrt,
@@ -247,6 +260,7 @@ COMMAND = Command(
             "--axes", nargs="+", action="extend", metavar="INPUT:AXIS", help="where vmap puts the new axis, as x:0"
         ),
         flag("--batched", help="several seeds in one run (vjp, jvp, hvp)"),
+        *shared("--per-sample"),
         *shared("--of", "--stop", "--free", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie"),
         *shared("--straight-through", "--strict", "--checkpoint", "--kernels", "--precision", "--memory"),
         *shared("--training-mode", "--no-frozen-statistics"),

@@ -87,7 +87,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     trainer = Trainer(
         graph,
         learning_rate=arguments.learning_rate,
-        seed=arguments.seed,
+        seed=arguments.seed or None,
         communicator=communicator,
         sync_batch_norm=arguments.sync_batch_norm,
         shard_update=arguments.shard_update,
@@ -367,7 +367,10 @@ COMMAND = Command(
             argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)"),
             argument("--warmup", default=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
             *OF_OPTIMIZERS,
-            *shared("--seed", metavar="N", help="of the order of the rows and of Dropout (%(default)s)"),
+            *shared("--per-sample"),
+            *shared(
+                "--seed", metavar="N", help="of the order of rows, Dropout and noise, of that 0 draws one (%(default)s)"
+            ),
         ],
         "device": shared("--device", "--read-every"),
         "images": OF_IMAGES,

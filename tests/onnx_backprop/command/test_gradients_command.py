@@ -61,3 +61,42 @@ def test_a_fixed_batch_is_freed(folder: Path, capsys: pytest.CaptureFixture[str]
     ):
         assert command.main(["convert", "one.onnx", "-o", "no.onnx", "--free", wrong]) == 2
         assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_gradients_of_each_row(folder: Path) -> None:
+    model, out = onnx.load("small.onnx"), "out.onnx"
+    cases = [
+        ([], ob.backward(model, per_sample=True)),
+        (["--per-sample", "x"], ob.backward(model, per_sample=["x"])),
+        (["--mode", "jacobian", "--wrt", "x"], ob.jacobian(model, wrt=["x"], per_sample=True)),
+        (["--loss", "mse"], ob.training_graph(model, loss="mse", per_sample=True).model),
+    ]
+    for more, made in cases:
+        named = [] if "--per-sample" in more else ["--per-sample"]
+        assert command.main(["convert", "small.onnx", "-o", out, "--force", *more, *named]) == 0
+        assert onnx.load(out).graph == made.graph
+
+
+def test_rows_are_refused_where_they_mean_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more, message in (
+        (["--mode", "jvp"], "--per-sample: goes with --loss or --mode backward, jacobian, got jvp"),
+        (["--mode", "family"], "--per-sample: do not go with --mode family"),
+        (
+            ["--loss", "mse", "--optimizer", "sgd"],
+            "--per-sample: the gradients of each row do not go with an optimizer",
+        ),
+    ):
+        assert command.main(["convert", "small.onnx", "-o", "out.onnx", *more, "--per-sample"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_private_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["convert", "small.onnx", "-o", "out.onnx", "--force", "--loss", "mse", "--optimizer", "sgd"]
+    assert command.main([*arguments, "--per-sample-clip", "1", "--noise", "0.5", "--expected-batch", "8"]) == 0
+    privacy = {"per_sample_clip": 1.0, "noise": 0.5, "expected_batch": 8}
+    made = ob.training_graph("small.onnx", loss="mse", optimizer="sgd", **privacy)
+    assert onnx.load("out.onnx") == made.model
+    assert command.main([*arguments, "--noise", "0.5"]) == 2
+    assert "noise and expected_batch: go with per_sample_clip" in capsys.readouterr().err
+    assert command.main([*arguments, "--per-sample-clip", "1", "--accumulate", "2"]) == 2
+    assert "Give --expected-batch" in capsys.readouterr().err

@@ -48,6 +48,21 @@ def accuracy(path: Path) -> float:
     return float(np.mean(y.argmax(axis=1) == data()["labels"]))
 
 
+def test_private_training(folder: Path) -> None:
+    """--seed gives the same weights again; without it nobody knows the noise."""
+    weights: list[bytes] = []
+    for seed in ("5", "5", "0", "0"):
+        private = ["--per-sample-clip", "0.5", "--noise", "0.3", "--optimizer", "sgd", "--no-frozen-statistics"]
+        given = ["--data", str(folder / "data.npz"), "--loss", "softmax_cross_entropy", "--learning-rate", "0.1"]
+        target = folder / "private.onnx"
+        arguments = ["train", str(folder / "model.onnx"), "-o", str(target), *given, *private, "--seed", seed]
+        assert main([*arguments, "--force", "--quiet", "--epochs", "30"]) == 0
+        assert accuracy(target) > 0.7
+        weights.append(target.read_bytes())
+    assert weights[0] == weights[1]
+    assert weights[2] != weights[3]
+
+
 def test_trains_and_says_what_it_did(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder, "--evaluation", str(folder / "data.npz"), epochs=30) == 0
     assert accuracy(folder / "out.onnx") > 0.85

@@ -100,6 +100,28 @@ def test_losses(rng: np.random.Generator, model: Any, loss: Any, draw: Any) -> N
     check_equal(graph, batches, (3,), kernels="onnx")
 
 
+def test_private_steps(rng: np.random.Generator) -> None:
+    """Rows are clipped where they are, also where a rank has none, and noise is added once, on whole tensors."""
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+        g (float[N, 6] x) => (float[N, 3] y) { a = MatMul(x, w) b = Tanh(a) y = MatMul(b, v) }""")
+    for name, shape in {"w": (6, 5), "v": (5, 3)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+    batches = [
+        {"x": rng.standard_normal((n, 6)).astype(np.float32), "target": np.zeros((n, 3), np.float32)}
+        for n in (5, 2, 8, 1)
+    ]
+    private = {"loss": "mse", "per_sample_clip": 0.3}
+    for accumulate in (1, 2):
+        optimizer = ob.optimizers.SGD(momentum=0.9, accumulate=accumulate)
+        graph = ob.training_graph(model, optimizer=optimizer, noise=0.5, expected_batch=6, **private)
+        for shard_update in (False, True):
+            check_equal(graph, batches, (3,), kernels="onnx", seed=4, shard_update=shard_update)
+    check_equal(graph, batches, (2,), kernels="native", seed=4)
+    graph = ob.training_graph(model, optimizer="sgd", **private)
+    with pytest.raises(ob.InvalidArgumentError, match="Make the graph with expected_batch"):
+        on_ranks(2, lambda c: ob.Trainer(graph, communicator=c))
+
+
 @pytest.mark.parametrize("ignored", [None, 3])
 def test_sync_batch_norm(rng: np.random.Generator, ignored: int | None) -> None:
     """Statistics and their gradients are those of the whole batch; a rank has no rows, or none with a label."""

@@ -79,7 +79,7 @@ KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
         "fit: .*'validation_data'. Did you mean 'evaluation'",
     ),
     "lr": (lambda _: UNTYPED.Trainer(graph(), lr=0.1), "Trainer: .*'lr'. Did you mean 'learning_rate'"),
-    "no word": (lambda m: UNTYPED.training_graph(m, verbose=1), "training_graph: .*'verbose'. There are model, loss, "),
+    "no word": (lambda m: UNTYPED.training_graph(m, colour=1), "training_graph: .*'colour'. There are model, loss, "),
     "batch_size": (lambda _: UNTYPED.Batches({"x": np.zeros(3)}, batch_size=2), "Batches: .* Did you mean 'size'"),
     "rows": (lambda _: ob.Batches({"x": np.zeros(3)}, "2"), r"size: expected a whole number of 1 … 3, got '2'"),
 }
