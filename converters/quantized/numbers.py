@@ -1,7 +1,5 @@
 """The numbers of quantised tensors: x = (q - z) · s, and the scales that numbers in floats ask for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Other weights in a quantised file: integers of the kind that it has, with scales that fit them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 

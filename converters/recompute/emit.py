@@ -10,8 +10,6 @@ that the bits stay, a value that had several readers and is left with one is rea
 reader get no other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """Weights of a few bits: numbers packed in bytes along rows, scales and zero points for blocks of a row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

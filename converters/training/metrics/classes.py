@@ -1,7 +1,5 @@
 """Metrics of decisions: of one class at every position, or yes and no for every element."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Metrics of probabilities: perplexity, and the area under the receiver's curve."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Metrics of numbers beside numbers: regression, and images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
