@@ -1,7 +1,5 @@
 """What of a quantised file stands for which floats: weights, and the scales of values that each run computes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +63,7 @@ class Weight:
     perm: tuple[int, ...] = ()
     bits: int = 0
     dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
-    of: tuple[Activation, Weight] | None = None
+    of: "tuple[Activation, Weight] | None" = None
     factor: float = 1.0
     readers: list[tuple[NodeProto, int]] = field(default_factory=list)
 

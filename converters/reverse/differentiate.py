@@ -4,8 +4,6 @@ For y = f(x) and a scalar L, dx = (∂y/∂x)ᵀ · dy. Nodes are visited in rev
 of its outputs into gradients of its inputs, and the gradients of a value that is used twice are added.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +50,7 @@ class BodyPlan:
 
     body: Expansion
     path: GradientPath
-    plans: list[NodePlan]  # one for each node of the path
+    plans: "list[NodePlan]"  # one for each node of the path
 
 
 @dataclass(frozen=True)

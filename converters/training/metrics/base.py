@@ -1,7 +1,5 @@
 """What all metrics have in common: what they read, the sums that they emit, and the numbers made of these."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -40,7 +38,7 @@ class Comparison:
     weights: str | None = None
 
     @staticmethod
-    def of(record: Mapping[str, Any]) -> Comparison:
+    def of(record: Mapping[str, Any]) -> "Comparison":
         """What `Settings.compared` says."""
         known = {f.name for f in fields(Comparison)}
         return Comparison(**{name: value for name, value in record.items() if name in known and value is not None})
