@@ -7,10 +7,11 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from onnx_backprop.converters.prepare.large_weights import FLOATS
-from onnx_backprop.converters.quantized.numbers import Array, Blocks, Range, packed, rounded, unpacked
+from onnx_backprop.converters.quantized.numbers import Array, Blocks, Range, packed, rounded
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import replace_values
+from onnx_backprop.opset.maths.packed import unpacked
 
 _BITS: dict[int, int] = {TensorProto.INT4: -4, TensorProto.UINT4: 4, TensorProto.INT8: -8, TensorProto.UINT8: 8}
 _BITS |= {TensorProto.INT16: -16, TensorProto.UINT16: 16, TensorProto.INT32: -32, TensorProto.UINT32: 32}
@@ -103,7 +104,7 @@ class Weight:
         array = array_of(self.stored)
         if self.bits:
             rows = array.astype(np.uint8).reshape(self.blocks.shape[0], -1)
-            array = unpacked(rows, self.bits, self.blocks.shape[1]).astype(np.int64)
+            array = unpacked(rows, self.bits)[..., : self.blocks.shape[1]].astype(np.int64)
         return array.reshape(self.blocks.shape)
 
     def zeros(self) -> Array:
@@ -113,7 +114,7 @@ class Weight:
         array = array_of(self.zero)
         if self.bits and self.zero.data_type == TensorProto.UINT8:
             rows, columns = self.blocks.counts
-            return unpacked(array.astype(np.uint8).reshape(rows, -1), self.bits, columns).astype(np.int64)
+            return unpacked(array.astype(np.uint8).reshape(rows, -1), self.bits)[:, :columns].astype(np.int64)
         return array
 
     def scales(self) -> Array:
@@ -145,7 +146,7 @@ class Weight:
         for first in range(0, rows, step):
             some = slice(first, min(first + step, rows))
             blocks = Blocks((some.stop - first, columns), self.blocks.lengths)
-            steps = unpacked(stored[some], self.bits, columns) - blocks.spread(zeros[some]).astype(np.float64)
+            steps = unpacked(stored[some], self.bits)[:, :columns] - blocks.spread(zeros[some]).astype(np.float64)
             result[some] = steps * blocks.spread(scales[some])
         return result
 
