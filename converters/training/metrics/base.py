@@ -215,11 +215,6 @@ def total(op: Builder, value: ir.Value) -> ir.Value:
     return op.ReduceSum(value, keepdims=0)
 
 
-def size(op: Builder, value: ir.Value) -> ir.Value:
-    """The number of elements, int64."""
-    return op.Size(value)
-
-
 def histogram(op: Builder, places: ir.Value, length: ir.Value, mask: ir.Value | None) -> ir.Value:
     """How often each place 0 … length - 1 is among those that are kept, (length), int64; others fail the run."""
     places = op.Where(op.Less(places, length), places, NOWHERE)
