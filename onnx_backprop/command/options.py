@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import re
 import sys
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
@@ -80,6 +81,13 @@ _SHARED = [
     argument("--batch-size", default=32, least=1, metavar="ROWS", help="rows of a step (%(default)s)"),
     argument("--learning-rate", default=1e-3, least=0, metavar="RATE", help="the highest one (%(default)s)"),
     argument("--weight-decay", type=float, metavar="NUMBER", help="(default: the optimizer's own)"),
+    argument("--clip-norm", type=float, metavar="NUMBER", help="limit of the norm of all gradients"),
+    argument("--accumulate", default=1, least=1, metavar="STEPS", help="steps of one update (%(default)s)"),
+    argument("--epochs", default=10, least=1, metavar="N", help="times through the data (%(default)s)"),
+    argument("--warmup", default=0, least=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
+    argument("--every", default=0, metavar="STEPS", help="between checkpoints (default: an epoch)"),
+    argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl", file="written"),
+    argument("--report", metavar="FILE.html", help="curves, gradient norms and timings in one file", file="written"),
     argument("--seed", default=0, least=0, help="of random inputs and directions (%(default)s)"),
     argument("--kernels", default=DEFAULT_KERNELS, help="how our operators run (%(default)s)"),
     argument("--device", metavar="NAME", help="what it runs on: webgpu, cuda, coreml, … (default: the CPU)"),
@@ -128,25 +136,33 @@ def as_options(message: OnnxBackpropError | OnnxBackpropWarning, known: Iterable
 
 def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What convert and train hand on to `training_graph`."""
-    pairs = [text.split("=") for text in arguments.tie or ()]
-    for pair in pairs:
-        if len(pair) != 2:
-            raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
     names = ("trainable", "frozen", "prediction", "straight_through", "strict", "checkpoint")
     names += ("stop", "untie", "precision", "memory")
     given = {name: getattr(arguments, name, None) for name in names}
-    given["free"] = free_of(arguments)
-    return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}
+    tie = parts_of(arguments, "tie", "([^=]*)=([^=]*)", "two names as A=B")
+    return given | {"free": free_of(arguments), "loss": loss_of(arguments), "tie": tie}
+
+
+def options_of(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The values of some arguments, by the names that the library has for them too."""
+    return {name: getattr(arguments, name) for name in names}
+
+
+def parts_of(arguments: argparse.Namespace, option: str, form: str, expected: str) -> list[tuple[str, ...]]:
+    """The groups of a regular expression in each text that an option gives."""
+    result: list[tuple[str, ...]] = []
+    for text in getattr(arguments, option, None) or ():
+        if (match := re.fullmatch(form, text)) is None:
+            raise InvalidArgumentError(f"--{option}: expected {expected}, got {text!r}")
+        result.append(match.groups())
+    return result
 
 
 def free_of(arguments: argparse.Namespace) -> dict[str, dict[int, str]] | None:
     """The lengths that --free makes symbols of, as `backward` takes them."""
     result: dict[str, dict[int, str]] = {}
-    for text in arguments.free or ():
-        place, _, symbol = text.rpartition("=")
-        name, _, axis = place.rpartition(":")
-        if not (name and symbol and axis.removeprefix("-").isdecimal()):
-            raise InvalidArgumentError(f"--free: expected INPUT:AXIS=NAME, as x:0=batch, got {text!r}")
+    form, expected = r"(.+):(-?\d+)=([^=]+)", "INPUT:AXIS=NAME, as x:0=batch"
+    for name, axis, symbol in parts_of(arguments, "free", form, expected):
         result.setdefault(name, {})[int(axis)] = symbol
     return result or None
 
@@ -173,12 +189,10 @@ def limits_of(arguments: argparse.Namespace) -> AbstractContextManager[Limits]:
 
 def numbers_of(arguments: argparse.Namespace, option: str, expected: str, least: int = 0) -> dict[str, int]:
     """The numbers that an option gives by name, each as NAME=NUMBER."""
-    result: dict[str, int] = {}
-    for text in getattr(arguments, option, None) or ():
-        name, _, number = text.partition("=")
-        if not name or not number.isdecimal() or int(number) < least:
-            raise InvalidArgumentError(f"--{option}: expected {expected}, got {text!r}")
-        result[name] = int(number)
+    result = {name: int(number) for name, number in parts_of(arguments, option, r"([^=]+)=(\d+)", expected)}
+    for name, number in result.items():
+        if number < least:
+            raise InvalidArgumentError(f"--{option}: expected {expected}, got '{name}={number}'")
     return result
 
 

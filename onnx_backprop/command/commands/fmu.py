@@ -2,14 +2,13 @@
 
 import argparse
 
-from onnx_backprop.command.options import numbers_of, say, shared
+from onnx_backprop.command.options import numbers_of, parts_of, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
-from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the FMU."""
-    states = dict(map(_state, arguments.states or ()))
+    states = dict(parts_of(arguments, "states", "([^=]+)=(.+)", "INPUT=OUTPUT, as x=dx"))
     lengths = numbers_of(arguments, "lengths", "NAME=N with N of 1 or more, as batch=1", least=1)
 
     from onnx_backprop.fmi import fmu  # onnxruntime
@@ -25,13 +24,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     say(arguments, f"written: {path}, {path.stat().st_size / 1e6:,.1f} MB")
     return 0
-
-
-def _state(text: str) -> tuple[str, str]:
-    name, _, derivative = text.partition("=")
-    if not name or not derivative:
-        raise InvalidArgumentError(f"expected INPUT=OUTPUT, as x=dx, got {text!r}", "states")
-    return name, derivative
 
 
 COMMAND = Command(

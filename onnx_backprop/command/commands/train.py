@@ -16,7 +16,7 @@ import numpy as np
 from onnx_backprop import __version__
 from onnx_backprop.command.files import best_beside, checkpoint_beside
 from onnx_backprop.command.images import OF_IMAGES, of_images, rows_of, scale_of
-from onnx_backprop.command.options import ROWS, compilation_shown, say, shared, training_options
+from onnx_backprop.command.options import ROWS, compilation_shown, options_of, say, shared, training_options
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.supervise import supervise
 from onnx_backprop.command.training import (
@@ -47,6 +47,7 @@ from onnx_backprop.training.data.batches import Batches
 from onnx_backprop.training.inputs import Inputs, rows
 from onnx_backprop.training.reports.history import Record, Records, read_log
 
+OF_TRAINERS = ("learning_rate", "seed", "device", "read_every")
 CALIBRATION = 32  # batches that say how large the values of a quantised model are
 Norms = dict[str, list[tuple[float, float]]]  # of a parameter's gradient: a number for every step
 
@@ -85,14 +86,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     say(arguments, "\n".join((graph.summary(most=ROWS), *lines_of(plan))))
     note("opening it in onnxruntime")
     trainer = Trainer(
-        graph,
-        learning_rate=arguments.learning_rate,
-        seed=arguments.seed,
-        communicator=communicator,
-        sync_batch_norm=arguments.sync_batch_norm,
-        shard_update=arguments.shard_update,
-        device=arguments.device,
-        read_every=arguments.read_every,
+        graph, communicator=communicator, **options_of(arguments, *OF_TRAINERS, "sync_batch_norm", "shard_update")
     )
     if arguments.resume and anywhere(communicator, communicator.rank == 0 and checkpoint.is_file()):
         trainer.load(checkpoint)
@@ -279,7 +273,7 @@ def _other_loss(missing: Sequence[str], arrays: Mapping[str, Any]) -> str:
 
 def step_options(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, Any]:
     """What train and web hand on to `training_graph`."""
-    modes = {name: getattr(arguments, name) for name in ("training_mode", "frozen_statistics")}
+    modes = options_of(arguments, "training_mode", "frozen_statistics")
     objective = {"loss": loss_with(arguments, data), "optimizer": optimizer_of(arguments)}
     return training_options(arguments) | modes | objective
 
@@ -344,11 +338,7 @@ COMMAND = Command(
         *shared("--data", metavar="DATA"),
         *shared("--loss", required=True),
         *shared("--evaluation", metavar="DATA"),
-        argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl", file="written"),
-        argument(
-            "--report", metavar="FILE.html", help="curves, gradient norms and timings in one file", file="written"
-        ),
-        *shared("--force", "--quiet", "--limit"),
+        *shared("--log", "--report", "--force", "--quiet", "--limit"),
     ],
     groups={
         "what is trained": [
@@ -362,10 +352,9 @@ COMMAND = Command(
             *shared("--straight-through", "--strict", "--training-mode", "--no-frozen-statistics"),
         ],
         "steps and updates": [
-            argument("--epochs", default=10, least=1, metavar="N", help="times through the data (%(default)s)"),
-            *shared("--batch-size", "--optimizer", "--learning-rate"),
+            *shared("--epochs", "--batch-size", "--optimizer", "--learning-rate"),
             argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)"),
-            argument("--warmup", default=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
+            *shared("--warmup"),
             *OF_OPTIMIZERS,
             *shared("--seed", metavar="N", help="of the order of the rows and of Dropout (%(default)s)"),
         ],
@@ -376,7 +365,7 @@ COMMAND = Command(
         "memory and precision": shared("--memory", "--precision", "--checkpoint"),
         "going on, and several ranks": [
             flag("--resume", help="go on from the checkpoint beside OUT, if there is one"),
-            argument("--every", default=0, metavar="STEPS", help="between checkpoints (default: an epoch)"),
+            *shared("--every"),
             argument(
                 "--launch", metavar="COMMAND", help='start the training by a command, as "mpiexec -n 4" for four ranks'
             ),
