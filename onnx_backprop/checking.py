@@ -1,5 +1,7 @@
 """`check_gradients`: a model's gradients against its own forward."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

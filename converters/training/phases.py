@@ -1,5 +1,7 @@
 """The phases of `training_graph`, in their order: each one function over one `TrainingDraft`."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import re
 import sys
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
@@ -136,33 +135,25 @@ def as_options(message: OnnxBackpropError | OnnxBackpropWarning, known: Iterable
 
 def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What convert and train hand on to `training_graph`."""
+    pairs = [text.split("=") for text in arguments.tie or ()]
+    for pair in pairs:
+        if len(pair) != 2:
+            raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
     names = ("trainable", "frozen", "prediction", "straight_through", "strict", "checkpoint")
     names += ("stop", "untie", "precision", "memory")
     given = {name: getattr(arguments, name, None) for name in names}
-    tie = parts_of(arguments, "tie", "([^=]*)=([^=]*)", "two names as A=B")
-    return given | {"free": free_of(arguments), "loss": loss_of(arguments), "tie": tie}
-
-
-def options_of(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """The values of some arguments, by the names that the library has for them too."""
-    return {name: getattr(arguments, name) for name in names}
-
-
-def parts_of(arguments: argparse.Namespace, option: str, form: str, expected: str) -> list[tuple[str, ...]]:
-    """The groups of a regular expression in each text that an option gives."""
-    result: list[tuple[str, ...]] = []
-    for text in getattr(arguments, option, None) or ():
-        if (match := re.fullmatch(form, text)) is None:
-            raise InvalidArgumentError(f"--{option}: expected {expected}, got {text!r}")
-        result.append(match.groups())
-    return result
+    given["free"] = free_of(arguments)
+    return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}
 
 
 def free_of(arguments: argparse.Namespace) -> dict[str, dict[int, str]] | None:
     """The lengths that --free makes symbols of, as `backward` takes them."""
     result: dict[str, dict[int, str]] = {}
-    form, expected = r"(.+):(-?\d+)=([^=]+)", "INPUT:AXIS=NAME, as x:0=batch"
-    for name, axis, symbol in parts_of(arguments, "free", form, expected):
+    for text in arguments.free or ():
+        place, _, symbol = text.rpartition("=")
+        name, _, axis = place.rpartition(":")
+        if not (name and symbol and axis.removeprefix("-").isdecimal()):
+            raise InvalidArgumentError(f"--free: expected INPUT:AXIS=NAME, as x:0=batch, got {text!r}")
         result.setdefault(name, {})[int(axis)] = symbol
     return result or None
 
@@ -189,10 +180,12 @@ def limits_of(arguments: argparse.Namespace) -> AbstractContextManager[Limits]:
 
 def numbers_of(arguments: argparse.Namespace, option: str, expected: str, least: int = 0) -> dict[str, int]:
     """The numbers that an option gives by name, each as NAME=NUMBER."""
-    result = {name: int(number) for name, number in parts_of(arguments, option, r"([^=]+)=(\d+)", expected)}
-    for name, number in result.items():
-        if number < least:
-            raise InvalidArgumentError(f"--{option}: expected {expected}, got '{name}={number}'")
+    result: dict[str, int] = {}
+    for text in getattr(arguments, option, None) or ():
+        name, _, number = text.partition("=")
+        if not name or not number.isdecimal() or int(number) < least:
+            raise InvalidArgumentError(f"--{option}: expected {expected}, got {text!r}")
+        result[name] = int(number)
     return result
 
 

@@ -7,6 +7,8 @@ One buffer holds everything that is summed, so that there is one message, or one
 are sent beside the backward pass; with accumulation gradients are summed in the last step of an update only.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise

@@ -1,5 +1,7 @@
 """What a `Trainer` opens: the arguments that it is given, sessions, and weights that nothing trains in their memory."""
 
+from __future__ import annotations
+
 from numbers import Integral
 from typing import Any
 

@@ -1,5 +1,7 @@
 """MatMulNBits of com.microsoft, which stays in a training graph: its schema, which onnx lacks, and its reference."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -4,6 +4,8 @@ python -m onnx_backprop.ort_ops.plugin.library REQUESTS LIBRARY COMMAND … make
 environment names (`compiler.machine`); COMMAND compiles and links C.
 """
 
+from __future__ import annotations
+
 import json
 import re
 import subprocess

@@ -3,7 +3,7 @@
 import argparse
 
 from onnx_backprop import check_gradients
-from onnx_backprop.command.options import options_of, read_arrays, save_page, say, shared
+from onnx_backprop.command.options import read_arrays, save_page, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
 
 
@@ -12,8 +12,15 @@ def run(arguments: argparse.Namespace) -> int:
     feeds = read_arrays(arguments.feeds, "--feeds")
     report = check_gradients(
         arguments.model,
+        wrt=arguments.wrt,
+        of=arguments.of,
+        stop=arguments.stop,
         feeds=None if feeds is None else dict(feeds),
-        **options_of(arguments, "wrt", "of", "stop", "seed", "kernels", "device", "tolerance", "nodes"),
+        seed=arguments.seed,
+        kernels=arguments.kernels,
+        device=arguments.device,
+        tolerance=arguments.tolerance,
+        nodes=arguments.nodes,
     )
     say(arguments, str(report))
     if arguments.save_repro and report.repro is not None:

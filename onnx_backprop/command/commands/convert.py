@@ -11,17 +11,7 @@ from typing import Any
 
 from onnx import ModelProto, ValueInfoProto
 
-from onnx_backprop.command.options import (
-    NO_LOSS,
-    ROWS,
-    free_of,
-    numbers_of,
-    options_of,
-    parts_of,
-    say,
-    shared,
-    training_options,
-)
+from onnx_backprop.command.options import NO_LOSS, ROWS, free_of, numbers_of, say, shared, training_options
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.training import OF_OPTIMIZERS, optimizer_of
 from onnx_backprop.converters.derivatives.dense import hessian, jacobian
@@ -49,7 +39,6 @@ MODES: dict[str, Callable[..., ModelProto]] = {
     "hessian": hessian,
     "vmap": vmap,
 }
-OF_DERIVATIVES = ("stop", "kernels", "straight_through", "strict", "checkpoint")
 BATCHED = ("vjp", "jvp", "hvp")
 FAMILY = "family"
 
@@ -74,11 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             graph = training_graph(
                 model,
+                kernels=arguments.kernels,
+                inline=arguments.inline,
                 lengths=numbers_of(arguments, "lengths", "NAME=N with N of 1 or more, as batch=8", least=1),
                 wrt_inputs=arguments.wrt or (),
                 optimizer=None if arguments.optimizer is None else optimizer_of(arguments),
+                training_mode=arguments.training_mode,
+                frozen_statistics=arguments.frozen_statistics,
                 **training_options(arguments),
-                **options_of(arguments, "kernels", "inline", "training_mode", "frozen_statistics"),
             )
             result = graph.model
             say(arguments, graph.summary(most=None if arguments.verbose else ROWS))
@@ -98,8 +90,18 @@ def _write_family(arguments: argparse.Namespace) -> int:
     there = [path for path in members(target) if path.exists()]
     if there and not arguments.force:
         raise InvalidArgumentError(f"-o: {there[0]} exists. Give another name, or --force to replace it")
-    options = options_of(arguments, "wrt", *OF_DERIVATIVES)
-    for path in family(arguments.model, target, free=free_of(arguments), **options):
+    paths = family(
+        arguments.model,
+        target,
+        wrt=arguments.wrt,
+        stop=arguments.stop,
+        free=free_of(arguments),
+        kernels=arguments.kernels,
+        straight_through=arguments.straight_through,
+        strict=arguments.strict,
+        checkpoint=arguments.checkpoint,
+    )
+    for path in paths:
         say(arguments, f"written: {path}")
     return 0
 
@@ -113,9 +115,20 @@ def differentiated(arguments: argparse.Namespace, model: ModelProto) -> ModelPro
         return _mapped(arguments, model)
     if arguments.axes:
         raise InvalidArgumentError(f"--axes: goes with --mode vmap, got {mode}")
-    more: dict[str, Any] = {"batched": True} if arguments.batched else {}
-    more |= options_of(arguments, "wrt", "of", "inline", *OF_DERIVATIVES)
-    return MODES[mode](model, free=free_of(arguments), **more)
+    more = {"batched": True} if arguments.batched else {}
+    return MODES[mode](
+        model,
+        wrt=arguments.wrt,
+        of=arguments.of,
+        stop=arguments.stop,
+        free=free_of(arguments),
+        kernels=arguments.kernels,
+        inline=arguments.inline,
+        straight_through=arguments.straight_through,
+        strict=arguments.strict,
+        checkpoint=arguments.checkpoint,
+        **more,
+    )
 
 
 def _mapped(arguments: argparse.Namespace, model: ModelProto) -> ModelProto:
@@ -123,8 +136,13 @@ def _mapped(arguments: argparse.Namespace, model: ModelProto) -> ModelProto:
     others = ("wrt", "of", "stop", "free", "straight_through", "strict", "checkpoint")
     if stray := [name for name in others if getattr(arguments, name)]:
         raise InvalidArgumentError(f"{', '.join(f'--{name}' for name in stray)}: does not go with --mode vmap")
-    parts = parts_of(arguments, "axes", r"(.+):(-?\d+)", "INPUT:AXIS, as x:0")
-    return vmap(model, {name: int(axis) for name, axis in parts}, kernels=arguments.kernels, inline=arguments.inline)
+    axes: dict[str, int] = {}
+    for text in arguments.axes or ():
+        name, _, axis = text.rpartition(":")
+        if not (name and axis.removeprefix("-").isdecimal()):
+            raise InvalidArgumentError(f"--axes: expected INPUT:AXIS, as x:0, got {text!r}")
+        axes[name] = int(axis)
+    return vmap(model, axes, kernels=arguments.kernels, inline=arguments.inline)
 
 
 def results(model: ModelProto) -> list[str]:

@@ -11,7 +11,6 @@ import numpy as np
 from onnx import ModelProto
 
 from onnx_backprop.command.commands.train import (
-    OF_TRAINERS,
     check_device,
     explained,
     fit_of,
@@ -21,7 +20,7 @@ from onnx_backprop.command.commands.train import (
     write_report_of,
 )
 from onnx_backprop.command.files import check_folder
-from onnx_backprop.command.options import ROWS, options_of, say, shared
+from onnx_backprop.command.options import ROWS, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.training import (
     SCHEDULES,
@@ -122,7 +121,13 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     plan = _plan(arguments, adapted, batches, measured)
     say(arguments, "\n".join((graph.summary(most=ROWS), *lines_of(plan))))
     note("opening it in onnxruntime")
-    trainer = Trainer(graph, **options_of(arguments, *OF_TRAINERS))
+    trainer = Trainer(
+        graph,
+        learning_rate=arguments.learning_rate,
+        seed=arguments.seed,
+        device=arguments.device,
+        read_every=arguments.read_every,
+    )
     checkpoint = target / CHECKPOINT
     for pairs in (batches, measured):
         if isinstance(pairs, PairBatches):

@@ -2,13 +2,14 @@
 
 import argparse
 
-from onnx_backprop.command.options import numbers_of, parts_of, say, shared
+from onnx_backprop.command.options import numbers_of, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
+from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the FMU."""
-    states = dict(parts_of(arguments, "states", "([^=]+)=(.+)", "INPUT=OUTPUT, as x=dx"))
+    states = dict(map(_state, arguments.states or ()))
     lengths = numbers_of(arguments, "lengths", "NAME=N with N of 1 or more, as batch=1", least=1)
 
     from onnx_backprop.fmi import fmu  # onnxruntime
@@ -24,6 +25,13 @@ def run(arguments: argparse.Namespace) -> int:
     )
     say(arguments, f"written: {path}, {path.stat().st_size / 1e6:,.1f} MB")
     return 0
+
+
+def _state(text: str) -> tuple[str, str]:
+    name, _, derivative = text.partition("=")
+    if not name or not derivative:
+        raise InvalidArgumentError(f"expected INPUT=OUTPUT, as x=dx, got {text!r}", "states")
+    return name, derivative
 
 
 COMMAND = Command(

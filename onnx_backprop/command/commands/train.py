@@ -16,7 +16,7 @@ import numpy as np
 from onnx_backprop import __version__
 from onnx_backprop.command.files import best_beside, checkpoint_beside
 from onnx_backprop.command.images import OF_IMAGES, of_images, rows_of, scale_of
-from onnx_backprop.command.options import ROWS, compilation_shown, options_of, say, shared, training_options
+from onnx_backprop.command.options import ROWS, compilation_shown, say, shared, training_options
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.supervise import supervise
 from onnx_backprop.command.training import (
@@ -47,7 +47,6 @@ from onnx_backprop.training.data.batches import Batches
 from onnx_backprop.training.inputs import Inputs, rows
 from onnx_backprop.training.reports.history import Record, Records, read_log
 
-OF_TRAINERS = ("learning_rate", "seed", "device", "read_every")
 CALIBRATION = 32  # batches that say how large the values of a quantised model are
 Norms = dict[str, list[tuple[float, float]]]  # of a parameter's gradient: a number for every step
 
@@ -86,7 +85,14 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     say(arguments, "\n".join((graph.summary(most=ROWS), *lines_of(plan))))
     note("opening it in onnxruntime")
     trainer = Trainer(
-        graph, communicator=communicator, **options_of(arguments, *OF_TRAINERS, "sync_batch_norm", "shard_update")
+        graph,
+        learning_rate=arguments.learning_rate,
+        seed=arguments.seed,
+        communicator=communicator,
+        sync_batch_norm=arguments.sync_batch_norm,
+        shard_update=arguments.shard_update,
+        device=arguments.device,
+        read_every=arguments.read_every,
     )
     if arguments.resume and anywhere(communicator, communicator.rank == 0 and checkpoint.is_file()):
         trainer.load(checkpoint)
@@ -273,7 +279,7 @@ def _other_loss(missing: Sequence[str], arrays: Mapping[str, Any]) -> str:
 
 def step_options(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, Any]:
     """What train and web hand on to `training_graph`."""
-    modes = options_of(arguments, "training_mode", "frozen_statistics")
+    modes = {name: getattr(arguments, name) for name in ("training_mode", "frozen_statistics")}
     objective = {"loss": loss_with(arguments, data), "optimizer": optimizer_of(arguments)}
     return training_options(arguments) | modes | objective
 
