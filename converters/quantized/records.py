@@ -44,6 +44,20 @@ class Activation:
     values: list[str] = field(default_factory=list)
     ints: Range | None = None
 
+    @property
+    def whole(self) -> Range:
+        """The range of its integers' type."""
+        return range_of(self.element)
+
+    def zeros(self) -> Array:
+        """The zero point, 0 where the file has none."""
+        return np.zeros(1) if self.zero is None else array_of(self.zero)
+
+    def write_zeros(self, zero: Array) -> None:
+        """Put another zero point in the file."""
+        assert self.zero is not None
+        put(self.zero, zero)
+
 
 @dataclass(eq=False)
 class Weight:
