@@ -57,8 +57,11 @@ class TextBatches(Batches):
         super().__init__(chosen, min(size, len(self._lengths)), seed=seed, shuffle=shuffle)
 
     def _take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        longest = -(-int(self._lengths[rows].max(initial=1)) // self._step) * self._step
+        longest = self._longest(rows)
         return {name: np.asarray(array[rows])[:, :longest] for name, array in self.arrays.items()}
+
+    def _longest(self, rows: np.ndarray) -> int:
+        return -(-int(self._lengths[rows].max(initial=1)) // self._step) * self._step
 
 
 def windows(examples: Sequence[Tokens], length: int) -> list[Tokens]:
