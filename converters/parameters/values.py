@@ -1,5 +1,7 @@
 """What the numbers of a tensor say: a mask, a table of positions, sines and cosines, a bank of filters."""
 
+from __future__ import annotations
+
 import numpy as np
 
 MASK, POSITIONS, ANGLES, BANK = "mask or limit", "table of positions", "table of sines and cosines", "bank of filters"

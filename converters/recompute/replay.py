@@ -1,5 +1,7 @@
 """What a choice of values to compute again comes to: the copies that run, when, and how much lies in memory at once."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -4,6 +4,8 @@ The forward model gives, beside the outputs, what the backward model reads: noth
 nothing, as changes of shape, which would be copied as outputs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

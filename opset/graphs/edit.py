@@ -1,5 +1,7 @@
 """Changing messages: copies, repeated fields, tensors, opset imports."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
