@@ -4,6 +4,8 @@ For y = f(x) and a scalar L, dx = (∂y/∂x)ᵀ · dy. Nodes are visited in rev
 of its outputs into gradients of its inputs, and the gradients of a value that is used twice are added.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

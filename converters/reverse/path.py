@@ -7,6 +7,8 @@ operator before x makes of such an element, its part of every gradient is 0 wher
 ai.onnx.ml and nan_to_num of PyTorch, which preprocessing with logarithms and powers ends in.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
