@@ -144,7 +144,7 @@ format: $(INSTALLED) ## format the code and repair what ruff can repair
 docs: ## docs/operators.md from the schemas, and the documentation site with its notebooks run, site/index.html (half a minute)
 	@test -d $(DOCS) || $(PYTHON) -m venv $(DOCS)
 	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	$(DOCS)/bin/python -m onnx_backprop.opset.documentation
+	$(DOCS)/bin/python -m tests.docs.operators_page
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 
 build: $(INSTALLED) ## wheel and source distribution into dist/, their metadata checked

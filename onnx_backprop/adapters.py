@@ -1,7 +1,5 @@
 """`save_adapter`: what was trained of a model as a file of its own, for stock onnxruntime or as safetensors."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path

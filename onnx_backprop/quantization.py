@@ -1,7 +1,5 @@
 """Quantised files with other weights: `requantize`, and `merge_adapter` for weights that adapters change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`register_kernel`: operators of somebody's own domain, which run as ours do."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

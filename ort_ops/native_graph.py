@@ -1,7 +1,5 @@
 """Lowering: a model as a session of one route runs it, and the order of the rewrites for the route "native"."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ tensors and expects (data, shape, message) back; a check operator turns a non-em
 text.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,7 +51,7 @@ class _Result:
         self._array = np.ascontiguousarray(array, dtype)
         self.shape = self._array.shape
 
-    def flatten(self) -> _Result:
+    def flatten(self) -> "_Result":
         return self
 
     def tolist(self) -> Array:

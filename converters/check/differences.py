@@ -176,10 +176,6 @@ def _moves(y: np.ndarray, y0: np.ndarray) -> bool:
     return bool(y.size) and float(np.abs(np.asarray(y, np.float64) - y0).max()) > SEEN * float(np.abs(y0).max())
 
 
-def _smallest(dtype: np.dtype) -> float:
-    return float(ml_dtypes.finfo(dtype).smallest_subnormal)
-
-
 def _rms(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(x * x))) if x.size else 0.0
 
@@ -194,7 +190,8 @@ def _along(point: Point, v: Mapping[str, np.ndarray], y0: Mapping[str, np.ndarra
     got = size = math.nan
     most = 0
     # a gradient in float16 is often subnormal; a few units of the last place in every element are no fault
-    rounding = 8 * sum(float(np.abs(d).sum() * _smallest(point.gradients[n].dtype)) for n, d in v.items())
+    smallest = {n: ml_dtypes.finfo(point.gradients[n].dtype).smallest_subnormal for n in v}
+    rounding = 8 * sum(float(np.abs(d).sum() * float(smallest[n])) for n, d in v.items())
     for h in precision.steps:
         right, left, got, changed = _one_step(point, v, gradients, y0, h)
         most = max(most, changed)

@@ -294,7 +294,8 @@ class _Explainer:
         try:
             by = _served_by(plan(alone, self.opsets)[0])
             op = Builder(self.names)
-            seeds = {y: _like(y) for y in node.outputs if y in self.path.active}
+            active = [y for y in node.outputs if y in self.path.active]
+            seeds = {y: ir.Value(name=f"{y.name}_grad", type=y.type, shape=y.shape) for y in active}
             gradients = walk_back(alone, seeds, op, self.opsets)
         except UnsupportedOpError as e:
             return self._explanation(node, MISSING, f"{'; '.join(e.operators)} has no gradient rule")
@@ -303,10 +304,6 @@ class _Explainer:
         lost = [str(v.name) for v in node.inputs if v in self.path.active and v not in gradients]
         why = f"its rule gives no gradient to {', '.join(lost)}" if lost else ""
         return self._explanation(node, SERVED, why, by)
-
-
-def _like(y: ir.Value) -> ir.Value:
-    return ir.Value(name=f"{y.name}_grad", type=y.type, shape=y.shape)
 
 
 def _served_by(node_plan: NodePlan) -> str:

@@ -1,7 +1,5 @@
 """`replace_head`: a new last layer for another number of classes."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import NamedTuple

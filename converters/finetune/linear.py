@@ -1,7 +1,5 @@
 """Linear layers of a model: the nodes, which tensors of the file are their weights, and putting others there."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

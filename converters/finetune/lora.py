@@ -1,7 +1,5 @@
 """`lora`: low-rank adapters beside frozen weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -99,7 +97,7 @@ class LoraModel:
         layers.finish(replaced)
         return model
 
-    def onto(self, base: ModelProto, names: Mapping[str, str], values: Values) -> tuple[LoraModel, Values]:
+    def onto(self, base: ModelProto, names: Mapping[str, str], values: Values) -> "tuple[LoraModel, Values]":
         """These adapters beside the weights of another base that computes the same, and values by the names there.
 
         names: what the tensors of this base are called in the other, where they have another name.

@@ -1,7 +1,5 @@
 """Which weights patterns choose for adapters, and what else they name."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable

@@ -6,8 +6,6 @@ An exponent that is trained makes NaN of the first negative number, the step of 
 -3.4e38 an overflow. A caller who names such a tensor trains it all the same.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

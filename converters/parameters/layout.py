@@ -1,7 +1,5 @@
 """How a tensor of a file lies in the module that it was exported from: under which name, transposed or reshaped."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import onnx_ir as ir

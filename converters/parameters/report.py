@@ -1,7 +1,5 @@
 """Sentences about a choice of parameters: what is doubtful, what the file lacks, and how little of it is trained."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations

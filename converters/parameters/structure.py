@@ -107,11 +107,7 @@ def has_integer_weights(graph: ir.Graph) -> bool:
     read = (
         value for node in readers for value in node.inputs[:2] if value is not None and value.const_value is not None
     )
-    return any(not is_single(value) and not _is_float(value) for value in read)
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is None or value.dtype.is_floating_point()
+    return any(not is_single(x) and x.dtype is not None and not x.dtype.is_floating_point() for x in read)
 
 
 def uses_of(value: ir.Value) -> Iterator[Use]:

@@ -1,7 +1,5 @@
 """The answer as one table: each tensor, its name in the module, its numbers, and whether it is trained or why not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple

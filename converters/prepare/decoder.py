@@ -7,8 +7,6 @@ masks, positions and counts follow from the shape of the tokens.
 Letters of shapes: batch B, length T of the tokens, P of the pasts.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

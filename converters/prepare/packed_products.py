@@ -1,7 +1,5 @@
 """Products with a weight of 4 bits behind DequantizeLinear, as MatMulNBits, which needs no weight in floats."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from math import prod

@@ -1,7 +1,5 @@
 """`dequantize`: the float model that a quantised file stands for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """Products of integers whose scales are computed by each run, as quantize_dynamic writes them, and fused forms."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Where rounding cuts: quantisers leave out a Relu or a Clip if the range of integers behind it ends where it does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

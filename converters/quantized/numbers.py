@@ -1,7 +1,5 @@
 """The numbers of quantised tensors: x = (q - z) · s, and the scales that numbers in floats ask for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,15 +68,6 @@ def blocks_beside(shape: tuple[int, ...], scale: tuple[int, ...]) -> Blocks | No
     if len(scale) > len(shape) or any(n not in (1, size) for n, size in zip(scale, shape, strict=True)):
         return None
     return Blocks(shape, tuple(size if n == 1 else 1 for n, size in zip(scale, shape, strict=True)))
-
-
-def unpacked(packed: Array, bits: int, length: int) -> Array:
-    """The numbers in bytes along the last axis, the lowest bits first; `length` of them."""
-    if bits == 8:
-        return packed[..., :length]
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    numbers = packed[..., None] >> shifts & np.uint8((1 << bits) - 1)
-    return numbers.reshape(*packed.shape[:-1], -1)[..., :length]
 
 
 def packed(numbers: Array, bits: int, length: int) -> Array:

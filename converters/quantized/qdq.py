@@ -1,7 +1,5 @@
 """QuantizeLinear and DequantizeLinear, operators that move integers about, and weights that Cast and Mul dequantise."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

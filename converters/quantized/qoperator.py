@@ -1,7 +1,5 @@
 """Operators on integers that have the scales of their operands and of their result as inputs, as QLinearConv."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What of a quantised file stands for which floats: weights, and the scales of values that each run computes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,10 +7,11 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from onnx_backprop.converters.prepare.large_weights import FLOATS
-from onnx_backprop.converters.quantized.numbers import Array, Blocks, Range, packed, rounded, unpacked
+from onnx_backprop.converters.quantized.numbers import Array, Blocks, Range, packed, rounded
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import replace_values
+from onnx_backprop.opset.maths.packed import unpacked
 
 _BITS: dict[int, int] = {TensorProto.INT4: -4, TensorProto.UINT4: 4, TensorProto.INT8: -8, TensorProto.UINT8: 8}
 _BITS |= {TensorProto.INT16: -16, TensorProto.UINT16: 16, TensorProto.INT32: -32, TensorProto.UINT32: 32}
@@ -45,6 +44,20 @@ class Activation:
     values: list[str] = field(default_factory=list)
     ints: Range | None = None
 
+    @property
+    def whole(self) -> Range:
+        """The range of its integers' type."""
+        return range_of(self.element)
+
+    def zeros(self) -> Array:
+        """The zero point, 0 where the file has none."""
+        return np.zeros(1) if self.zero is None else array_of(self.zero)
+
+    def write_zeros(self, zero: Array) -> None:
+        """Put another zero point in the file."""
+        assert self.zero is not None
+        put(self.zero, zero)
+
 
 @dataclass(eq=False)
 class Weight:
@@ -65,7 +78,7 @@ class Weight:
     perm: tuple[int, ...] = ()
     bits: int = 0
     dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float32))
-    of: tuple[Activation, Weight] | None = None
+    of: "tuple[Activation, Weight] | None" = None
     factor: float = 1.0
     readers: list[tuple[NodeProto, int]] = field(default_factory=list)
 
@@ -105,7 +118,7 @@ class Weight:
         array = array_of(self.stored)
         if self.bits:
             rows = array.astype(np.uint8).reshape(self.blocks.shape[0], -1)
-            array = unpacked(rows, self.bits, self.blocks.shape[1]).astype(np.int64)
+            array = unpacked(rows, self.bits)[..., : self.blocks.shape[1]].astype(np.int64)
         return array.reshape(self.blocks.shape)
 
     def zeros(self) -> Array:
@@ -115,7 +128,7 @@ class Weight:
         array = array_of(self.zero)
         if self.bits and self.zero.data_type == TensorProto.UINT8:
             rows, columns = self.blocks.counts
-            return unpacked(array.astype(np.uint8).reshape(rows, -1), self.bits, columns).astype(np.int64)
+            return unpacked(array.astype(np.uint8).reshape(rows, -1), self.bits)[:, :columns].astype(np.int64)
         return array
 
     def scales(self) -> Array:
@@ -147,7 +160,7 @@ class Weight:
         for first in range(0, rows, step):
             some = slice(first, min(first + step, rows))
             blocks = Blocks((some.stop - first, columns), self.blocks.lengths)
-            steps = unpacked(stored[some], self.bits, columns) - blocks.spread(zeros[some]).astype(np.float64)
+            steps = unpacked(stored[some], self.bits)[:, :columns] - blocks.spread(zeros[some]).astype(np.float64)
             result[some] = steps * blocks.spread(scales[some])
         return result
 

@@ -1,7 +1,5 @@
 """Other weights in a quantised file: integers of the kind that it has, with scales that fit them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
@@ -242,30 +240,13 @@ class _Scales:
         put(scale, np.where(needed == 0, old.reshape(-1), needed))
         for operand, low, ints in chosen:
             zero = zero_for(low, array_of(scale).astype(np.float64).reshape(-1), ints)
-            assert operand.zero is not None
-            before = operand.zeros() if isinstance(operand, Weight) else array_of(operand.zero)
-            zero = np.where(needed == 0, before.reshape(-1), zero)  # with the scale that stays too
-            if isinstance(operand, Weight):
-                operand.write_zeros(zero)
-            else:
-                put(operand.zero, zero)
+            operand.write_zeros(np.where(needed == 0, operand.zeros().reshape(-1), zero))  # with the scale that stays
 
     def _fixed_zero_point(self, operand: Weight | Activation, scales: int) -> Array | None:
         """The zero point, where it stays: 0 in the middle of a range, or one that other scales have too."""
-        zero = (
-            operand.zeros()
-            if isinstance(operand, Weight)
-            else np.zeros(1)
-            if operand.zero is None
-            else array_of(operand.zero)
-        )
-        whole = operand.whole if isinstance(operand, Weight) else range_of(operand.element)
-        free = (
-            operand.zero is not None
-            and len(self.readers[id(operand.zero)]) == 1
-            and operand.zero.data_type not in FLOATS
-        )
-        if free and zero.size == scales and not np.all(zero == whole.middle):
+        zero, stored = operand.zeros(), operand.zero
+        free = stored is not None and len(self.readers[id(stored)]) == 1 and stored.data_type not in FLOATS
+        if free and zero.size == scales and not np.all(zero == operand.whole.middle):
             return None
         return np.broadcast_to(zero.reshape(-1).astype(np.float64), (scales,))
 
@@ -309,9 +290,8 @@ def _integers_for(operand: Weight | Activation) -> Range:
     if isinstance(operand, Activation) and operand.ints is not None:
         return operand.ints
     whole = range_of(operand.element)
-    zero = np.zeros(1) if operand.zero is None else array_of(operand.zero)
     symmetric = Range(2 * whole.middle - whole.most, whole.most)
-    return symmetric if np.all(zero == whole.middle) else whole
+    return symmetric if np.all(operand.zeros() == whole.middle) else whole
 
 
 def _is_bias(weight: Weight) -> bool:

@@ -1,7 +1,5 @@
 """`Walk`: goes through a quantised model and writes the float model beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -6,8 +6,6 @@ budget has room for, the dearest first. A value is computed from the nearest tha
 pays.
 """
 
-from __future__ import annotations
-
 import heapq
 from itertools import count
 

@@ -10,8 +10,6 @@ that the bits stay, a value that had several readers and is left with one is rea
 reader get no other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
@@ -74,14 +72,11 @@ class RecomputeEmitter:
         self.constants += [node for node in nodes if node.op_type == "Constant"]
         return [node for node in nodes if node.op_type != "Constant"]
 
-    def _zeros(self, count: int) -> ir.Value:
-        return self.op.ints([0] * count)
-
     def _after(self, value: ir.Value, *awaited: ir.Value) -> ir.Value:
         """A view of a value that can be read when others have been computed."""
         op = self.op
         ends = [self._empty_slice(other) for other in awaited]
-        view = op.Reshape(value, op.Concat(*ends, self._zeros(len(dims(value) or ())), axis=0))
+        view = op.Reshape(value, op.Concat(*ends, op.ints([0] * len(dims(value) or ())), axis=0))
         return op.typed(view, value)
 
     def _empty_slice(self, value: ir.Value) -> ir.Value:

@@ -1,7 +1,5 @@
 """`fit_memory`: a training graph whose steps keep to a budget of memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields

@@ -5,8 +5,6 @@ that reads them. The default order of onnxruntime goes from the outputs to what 
 holding all x and dy to the end; its PRIORITY_BASED order runs nodes in the order of the file.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from math import inf, prod

@@ -1,7 +1,5 @@
 """A training graph as a program: its nodes in the order they run in, the memory they pass on, and who reads it when."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 

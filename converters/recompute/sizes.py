@@ -1,7 +1,5 @@
 """How large the values of a graph are and how long its nodes take, for given lengths of its symbolic dimensions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod

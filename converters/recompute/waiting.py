@@ -1,7 +1,5 @@
 """What the backward pass need not keep: values to compute again behind a gradient, and shapes to take early."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir

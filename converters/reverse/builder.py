@@ -5,8 +5,6 @@ operands, shapes, and the one place where broadcasting is undone. `onnx_ir.tape`
 nothing, makes no constants and does not note types.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,7 +89,7 @@ class Builder:
         self.nodes.append(node)
         return node.outputs
 
-    def inside(self) -> Builder:
+    def inside(self) -> "Builder":
         """A builder for a sub-graph: it shares the names, but no values, since a sub-graph's values end with it."""
         inner = Builder(self._names)
         inner.straight_through, inner.checkpoint = self.straight_through, self.checkpoint
@@ -176,7 +174,7 @@ class Builder:
         return value
 
     def choose(
-        self, condition: ir.Value, likes: Sequence[ir.Value], *branches: tuple[Builder, Sequence[ir.Value]]
+        self, condition: ir.Value, likes: Sequence[ir.Value], *branches: "tuple[Builder, Sequence[ir.Value]]"
     ) -> list[ir.Value]:
         """If: values like the given ones, those of the first branch where the condition holds, else of the second.
 

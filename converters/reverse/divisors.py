@@ -1,7 +1,5 @@
 """Which node of a gradient divides by the number of what a mean is of: that of a whole batch may take its place."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_ir as ir

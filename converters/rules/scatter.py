@@ -1,7 +1,5 @@
 """Gradients of operators that address elements by tensors of indices: scatter, gather by tuples, unpooling."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,7 +121,7 @@ class _Rows:
     numbers: ir.Value
 
     @classmethod
-    def from_indices(cls, op: Builder, value: ir.Value, indices: ir.Value, batch: int = 0) -> _Rows:
+    def from_indices(cls, op: Builder, value: ir.Value, indices: ir.Value, batch: int = 0) -> "_Rows":
         """The rows are the leading axes: `batch` of them, and as many as a tuple of indices, its last axis, has."""
         static_shape = dims(indices)
         depth = None if static_shape is None else static_shape[-1]

@@ -4,8 +4,6 @@ A step reads no cache; what generates does. The nodes lie in the metadata of the
 initializer that the graph has too is there by name, type and shape alone.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import zlib

@@ -1,7 +1,5 @@
 """`Module`, `Optimizer`, `LinearLRScheduler`: onnxruntime-training's loop in stock onnxruntime."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -133,12 +131,12 @@ class Module:
         if fault is not None:
             raise ArtifactError(str(fault))
 
-    def train(self, mode: bool = True) -> Module:
+    def train(self, mode: bool = True) -> "Module":
         """Switch to training, or away from it."""
         self.training = mode
         return self
 
-    def eval(self) -> Module:
+    def eval(self) -> "Module":
         """Switch to evaluation."""
         return self.train(False)
 

@@ -21,6 +21,14 @@ def best_beside(output: str | Path) -> Path:
     return Path(output).with_name(f"{Path(output).name}.best.safetensors")
 
 
+def check_folder(option: str, path: Path, ways: str, *, replace: bool) -> None:
+    """InvalidArgumentError for a file, and for a folder that is not empty unless it is replaced; ways: what to do."""
+    if path.exists() and not path.is_dir():
+        raise InvalidArgumentError(f"{option}: {path} is a file. Name a folder")
+    if path.is_dir() and any(path.iterdir()) and not replace:
+        raise InvalidArgumentError(f"{option}: {path} is not empty. Name another folder{ways}")
+
+
 def check_files(arguments: argparse.Namespace) -> None:
     """Before any work of any command: it has something to read and a place of its own for all that it may write.
 

@@ -5,8 +5,6 @@ or not there at all. `check` and `explain` end in exit code 1 when a
 gradient is not right, or not there.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

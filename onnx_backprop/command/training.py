@@ -24,9 +24,7 @@ SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
 _OF_LOSSES = ("weight", "ignore_index", "label_smoothing")  # of some losses, and what an option is called by them
 OF_OPTIMIZERS = [
     argument("--momentum", type=float, metavar="NUMBER", help="of sgd and rmsprop"),
-    *shared("--weight-decay"),
-    argument("--clip-norm", type=float, metavar="NUMBER", help="limit of the norm of all gradients"),
-    argument("--accumulate", default=1, least=1, metavar="STEPS", help="steps of one update (%(default)s)"),
+    *shared("--weight-decay", "--clip-norm", "--accumulate"),
     argument(
         "--ema", type=float, metavar="DECAY", help="keep running means of the weights, which train measures and writes"
     ),

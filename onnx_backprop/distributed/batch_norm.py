@@ -10,8 +10,6 @@ is made of them, are float64, and what is done to every element is what the nati
 step: the results have the same bits. One message in the forward pass for μ, one for σ², one backward.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

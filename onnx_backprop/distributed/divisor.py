@@ -5,8 +5,6 @@
 So every value that belongs to one row has the bits that it has on one rank, and no gradient is weighed afterwards.
 """
 
-from __future__ import annotations
-
 from onnx import ModelProto, TensorProto, helper
 
 from onnx_backprop.converters.reverse.divisors import divisions_for

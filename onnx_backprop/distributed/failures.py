@@ -1,7 +1,5 @@
 """An exception on one rank ends all of them: the others would wait for it for ever."""
 
-from __future__ import annotations
-
 import sys
 import time
 import traceback

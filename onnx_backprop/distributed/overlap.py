@@ -6,8 +6,6 @@ session comes to them, so that no two ranks wait for each other. It also drives 
 somebody calls it.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
@@ -28,7 +26,7 @@ from onnx_backprop.ort_ops.layers.ready import NAME as READY
 OrtValue = onnxruntime.OrtValue
 BUCKET_BYTES = 4 * 2**20
 _PAUSE = 0.0002  # seconds between two looks, as long as nobody waits for the sums
-_abandoned: list[Overlap] = []  # MPI may write to their buckets until the process ends
+_abandoned: "list[Overlap]" = []  # MPI may write to their buckets until the process ends
 
 
 def in_order(model: ModelProto, gradients: Collection[str]) -> list[str]:

@@ -5,8 +5,6 @@ its range of it and gets the rest from the others. Gradients are those of all el
 no messages of their own, and the new values are those of an undivided update, bit for bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod

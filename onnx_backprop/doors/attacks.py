@@ -1,7 +1,5 @@
 """`attack` and `counterexample`: inputs near others that a classifier gets wrong, or that break a VNN-LIB property."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`attribute`: which parts of an input a score comes from, by the gradients of a file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack

@@ -1,7 +1,5 @@
 """`read`: a property in VNN-LIB as cases, each a box of inputs and linear inequalities of inputs and outputs."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from itertools import product

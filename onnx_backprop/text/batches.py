@@ -1,7 +1,5 @@
 """`TextBatches`: examples as batches of rows of one length, for `losses.NextToken`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`read_examples`: files of texts, prompts with answers, and conversations, as tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """`ModelFolder`: a language model with the files around it, as onnxruntime-genai reads and writes them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from pathlib import Path

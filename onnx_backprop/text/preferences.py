@@ -5,8 +5,6 @@
 log p is the sum over the learned tokens of an answer. Source: Rafailov et al., "Direct Preference Optimization", 2023.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Conversations as texts, of which the answers are learned: by the model's own jinja2 template or by one of a few."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

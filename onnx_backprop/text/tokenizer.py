@@ -1,7 +1,5 @@
 """`Tokenizer`: texts to numbers, by the tokenizer.json that lies beside a model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from importlib import import_module

@@ -1,7 +1,5 @@
 """What a step is fed, checked before anything runs: names, element types, shapes, classes."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

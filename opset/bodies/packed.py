@@ -1,7 +1,5 @@
 """Weights of a few bits in standard operators, for the body of an operator and for gradient rules."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

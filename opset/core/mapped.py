@@ -5,8 +5,6 @@ computed of such whenever they are read. It holds for this process alone: `whole
 references, and `save_model` writes one, tensor by tensor.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence

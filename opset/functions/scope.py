@@ -1,7 +1,5 @@
 """What a model says about the tensors in it: shapes, as far as inference finds them, and small constants."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper

@@ -5,8 +5,6 @@
 `formal_names` writes these names and `members` reads them, and nobody else does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Emitting nodes: `op.Mul(a, b)` appends a node of type Mul and returns its output; values go by their names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@
 differ in what they promise; a test in onnxruntime, or in onnx's inference, shows it of each operator where it can.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -29,7 +27,7 @@ class Fact(Collection[str]):
     def __len__(self) -> int:
         return len(self.operators)
 
-    def __or__(self, other: Fact) -> Fact:
+    def __or__(self, other: "Fact") -> "Fact":
         return Fact(self.operators | other.operators)
 
 

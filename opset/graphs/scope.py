@@ -1,7 +1,5 @@
 """What the nodes of a graph can see: the shapes, types and constants of its values and of the graphs around it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 from typing import Any
@@ -18,7 +16,7 @@ CONSTANT_LIMIT = 64  # entries; shapes, scales and regions of interest are short
 class Scope:
     """The tensors that a graph's nodes may name, its own and those of the graphs around it."""
 
-    def __init__(self, graph: GraphProto | None = None, outer: Scope | None = None) -> None:
+    def __init__(self, graph: GraphProto | None = None, outer: "Scope | None" = None) -> None:
         self._outer = outer
         self._dims: dict[str, Dims] = {}
         self._constants: dict[str, TensorProto] = {}

@@ -1,7 +1,5 @@
 """Weights of a few bits: numbers packed in bytes along rows, scales and zero points for blocks of a row."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +15,8 @@ def lengths_of(attributes: Mapping[str, Any]) -> list[tuple[int, ...]]:
 
 def unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     """The numbers in bytes along the last axis, the lowest bits first, as uint8."""
+    if bits == 8:
+        return packed
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     numbers = packed[..., None] >> shifts & np.uint8((1 << bits) - 1)
     return numbers.reshape(*packed.shape[:-1], -1)

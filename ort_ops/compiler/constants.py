@@ -1,7 +1,5 @@
 """Expressions of the language that kernels are written in (see `language`), as far as they are known at compilation."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import operator

@@ -9,8 +9,6 @@ Python makes a block of `Rows(count=…, step=…).words()`; compiled code reads
 an `int` or a `bool` (an int64), a `float` (a float64), a tuple of a fixed number of ints, or a record.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -25,7 +23,7 @@ class Field(NamedTuple):
     first_word: int
     length: int
     real: bool
-    record: type[Record] | None
+    record: "type[Record] | None"
 
     @property
     def words(self) -> int:

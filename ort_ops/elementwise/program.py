@@ -7,8 +7,6 @@ between made. Every step is float32 and rounded, as if it were an operator of ON
 and Sigmoid are within 3 units in the last place.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import struct
@@ -158,7 +156,7 @@ class Program:
         return f"{self.tensors} {len(self.results)}{steps} -> {' '.join(self.results)}"
 
     @classmethod
-    def parse(cls, text: str) -> Program:
+    def parse(cls, text: str) -> "Program":
         """The formula that `str` has written; InvalidModelError for any other text."""
         body, _, results = text.partition(" -> ")
         counts, *steps = body.split("; ")

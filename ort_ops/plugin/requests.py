@@ -4,8 +4,6 @@ A session is run on the lengths that a library is to serve, and what its kernels
 of it depends on a processor: `library` plans it again for the one that code is made for.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

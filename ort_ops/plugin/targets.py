@@ -1,7 +1,5 @@
 """Systems and processors that a library may be made for, and what links it there."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

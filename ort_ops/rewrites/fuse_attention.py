@@ -12,8 +12,6 @@ A mask of constants that hides from each query the keys behind it, and nothing e
 write it, is not read: the operators are causal instead.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any, NamedTuple
 

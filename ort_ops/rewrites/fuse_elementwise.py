@@ -8,8 +8,6 @@ Numbers are constants of one element. Values are those of the standard operators
 onnxruntime's Where makes 0 of -0, and that it has other roundings of Exp, Erf and Sigmoid.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A file calls a function of standard operators for all tensors of an optimizer. W
 nodes, whatever the optimizer; its numbers stay as they are, worked out in float64.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -4,8 +4,6 @@ Parameters and the state of an optimizer then lie in memory once. A run that fai
 has changed nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy

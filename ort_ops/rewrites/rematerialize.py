@@ -7,8 +7,6 @@ are. The copy stands in front of its first reader, and runs there where a sessio
 Operators are those that take about as long as a copy of memory.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection
 

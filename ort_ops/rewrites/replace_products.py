@@ -7,8 +7,6 @@ it. So do rows that are a batch's of unknown number and nothing else, batches of
 Transpose that nobody reads any more goes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable
 from math import prod
 

@@ -141,15 +141,6 @@ def scratch_in_use() -> int:
     return _runtime_word("live").value
 
 
-def scratch_peak(*, anew: bool = False) -> int:
-    """The most bytes of scratch that all calls together had in use at one time since this was counted `anew`."""
-    word = _runtime_word("peak")
-    peak = word.value
-    if anew:
-        word.value = scratch_in_use()
-    return peak
-
-
 def node_attributes(op: Op, attribute_of: Callable[[str, str], object]) -> Attributes:
     """The node's attributes, by name and kind; the value that a function gives one without default counts as absent."""
     given: dict[str, object] = {}

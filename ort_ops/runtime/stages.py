@@ -6,6 +6,7 @@ a group. What the items are and how they are cut depends on shapes alone, so res
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,6 @@ from onnx_backprop.ort_ops.runtime.c_abi import CREATE_STATUS
 from onnx_backprop.ort_ops.runtime.scratch import Runtime, acquire, block_bytes, release
 
 PARALLEL_FOR = 274  # its position in OrtApi
-
-
-def _address(function: Exported) -> int:
-    return function.address
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,10 @@ class Plan:
         return self.words.nbytes + block_bytes(self.shared) + threads * block_bytes(self.per_thread)
 
     def block(
-        self, key: np.ndarray, outputs: Sequence[tuple[int, ...]], address: Callable[[Exported], int] = _address
+        self,
+        key: np.ndarray,
+        outputs: Sequence[tuple[int, ...]],
+        address: Callable[[Exported], int] = attrgetter("address"),
     ) -> np.ndarray:
         """The plan as compiled code reads it; here the stages are compiled that were not yet.
 

@@ -16,7 +16,6 @@ LEFT_OUT = (
     "onnx_backprop/torch/",
     "onnx_backprop/web/",
     "onnx_backprop/command/",
-    "opset/documentation",
     "converters/pages",
     "converters/tables",
     "converters/parameters/report",

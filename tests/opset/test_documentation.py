@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 from onnx.defs import OpSchema, get_schema
 
 import onnx_backprop as ob
-from onnx_backprop.opset import OPS, documentation
-from onnx_backprop.opset.documentation import operators_markdown
+from onnx_backprop.opset import OPS
+from tests.docs import operators_page as documentation
+from tests.docs.operators_page import operators_markdown
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,7 +77,8 @@ def test_tables_are_well_formed() -> None:
 def test_command_writes_the_page_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     command = [sys.executable, "-W", "error", *documentation.COMMAND.split()[1:]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert [p.name for p in (tmp_path / "docs").iterdir()] == ["operators.md"]
     assert (tmp_path / documentation.PATH).read_bytes() == operators_markdown().encode()

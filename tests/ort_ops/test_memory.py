@@ -165,10 +165,11 @@ def measured(calls: Sequence[tuple[Call, str]], threads: int) -> list[int]:
     taken = {value.name for value in session.get_inputs()}
     fed = {name: array for name, array in fed.items() if name in taken}
     off, peaks = {f"{n}/on": np.array(False) for n in range(len(calls))}, []
+    peak = bridge._runtime_word("peak")
     for one in off:
-        bridge.scratch_peak(anew=True)
+        peak.value = bridge.scratch_in_use()
         session.run(None, fed | off | {one: np.array(True)})
-        peaks.append(bridge.scratch_peak())
+        peaks.append(peak.value)
     return peaks
 
 

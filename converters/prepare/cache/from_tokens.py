@@ -4,8 +4,6 @@ Letters of shapes: batch B, length T of the tokens, P of the pasts. Each of thes
 "left out": a mask is 1 everywhere then, of the others a number below 0 is replaced.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

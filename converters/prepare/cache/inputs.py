@@ -6,8 +6,6 @@ its lengths, and is zeros before the first token.
 Letters of shapes: batch B, length T of the tokens, P of the pasts.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 

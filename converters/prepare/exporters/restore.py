@@ -6,8 +6,6 @@ the signature of the program still names each parameter, and the nodes name the 
 computes what depends on parameters alone, and says from which.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence

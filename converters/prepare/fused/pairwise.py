@@ -48,7 +48,7 @@ def _round(op: Composer, q: str, classes: int) -> GraphProto:
     new = p
     for t in range(classes):
         row = op.Gather(q, op.constant(np.array(t)), axis=1)
-        diagonal, slope = (_column(op, value, t) for value in (row, slopes))
+        diagonal, slope = (op.Gather(value, op.constant(np.array([t])), axis=1) for value in (row, slopes))
         step = op.Div(op.Sub(level, slope), diagonal)
         scale = op.Add(step, op.number(1.0, q))
         new = op.Div(op.Add(new, op.Mul(step, np.eye(classes, dtype=np.float32)[t])), scale)
@@ -64,7 +64,3 @@ def _round(op: Composer, q: str, classes: int) -> GraphProto:
     body = helper.make_graph(op.nodes, "round", read, written)
     op.nodes = outside
     return body
-
-
-def _column(op: Composer, values: str, t: int) -> str:
-    return op.Gather(values, op.constant(np.array([t])), axis=1)

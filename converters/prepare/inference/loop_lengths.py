@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from onnx_backprop.converters.prepare.inference.driver import Correct
 from onnx_backprop.opset.functions.long_vectors import is_nameless
@@ -125,7 +125,7 @@ def _stated(proto: ModelProto, states: dict[tuple[int, int], Dims | None]) -> Mo
         if dims is None:
             continue
         state = body.input[m + _COUNTERS]
-        if not _is_tensor(state.type):
+        if state.type.WhichOneof("value") not in (None, "tensor_type"):
             continue
         _state(state, dims)
         outer = owners[id(node)]
@@ -136,10 +136,6 @@ def _stated(proto: ModelProto, states: dict[tuple[int, int], Dims | None]) -> Mo
             info.type.tensor_type.elem_type = element
             _state(info, dims)
     return result
-
-
-def _is_tensor(type_: TypeProto) -> bool:
-    return type_.WhichOneof("value") in (None, "tensor_type")
 
 
 def _state(value: ValueInfoProto, dims: Dims) -> None:

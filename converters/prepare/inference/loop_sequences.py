@@ -4,8 +4,6 @@ onnxruntime infers likewise and folds Shape nodes after that, so it is not enoug
 sequence of elements of unknown shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

@@ -65,17 +65,15 @@ def _shown(result: ModelProto) -> None:
     show(result, _HIDDEN)
     for graph in all_graphs(result.graph):
         for info in (*graph.value_info, *graph.output):
-            for dim in info.type.sequence_type.elem_type.tensor_type.shape.dim if _is_sequence(info.type) else ():
+            if info.type.WhichOneof("value") != "sequence_type":
+                continue
+            for dim in info.type.sequence_type.elem_type.tensor_type.shape.dim:
                 if is_nameless(dim.dim_param):  # onnxruntime, too, would take them for equal
                     dim.Clear()
 
 
 def _info(graph: GraphProto, name: str) -> ValueInfoProto | None:
     return next((v for v in (*graph.value_info, *graph.output) if v.name == name), None)
-
-
-def _is_sequence(type_: TypeProto) -> bool:
-    return type_.WhichOneof("value") == "sequence_type"
 
 
 def _is_held(type_: TypeProto) -> bool:

@@ -1,6 +1,5 @@
 """The search of `free`: which constants hold a freed length, and the constants that take their place."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -9,7 +8,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.load import infer
-from onnx_backprop.opset.core.errors import OnnxBackpropWarning, UnsupportedError
+from onnx_backprop.opset.core.errors import UnsupportedError, warn
 from onnx_backprop.opset.functions.long_vectors import is_nameless
 from onnx_backprop.opset.graphs.edit import copied, insert
 from onnx_backprop.opset.graphs.emit import Emitter
@@ -78,22 +77,16 @@ class Search:
         result = self._solve(with_lengths(self.proto, moved), set())
         if self.unknown:
             names = ", ".join(map(repr, list(self.unknown)[:4]))
-            warnings.warn(
-                OnnxBackpropWarning(
-                    f"conversion does not find the shapes of {names}; whether they follow {self.symbol!r} shows in a "
-                    f"run alone. Compare a run of several rows with runs of {self.old}",
-                    "free",
-                ),
-                stacklevel=6,
+            warn(
+                f"conversion does not find the shapes of {names}; whether they follow {self.symbol!r} shows in a run "
+                f"alone. Compare a run of several rows with runs of {self.old}",
+                argument="free",
             )
         if self.guessed:
-            warnings.warn(
-                OnnxBackpropWarning(
-                    f"the place of {self.symbol!r} in the shapes of {', '.join(map(repr, self.guessed))} follows "
-                    f"from what comes after them alone. Compare a run of several rows with runs of {self.old}",
-                    "free",
-                ),
-                stacklevel=6,
+            warn(
+                f"the place of {self.symbol!r} in the shapes of {', '.join(map(repr, self.guessed))} follows from what "
+                f"comes after them alone. Compare a run of several rows with runs of {self.old}",
+                argument="free",
             )
         return infer(with_lengths(result, dict.fromkeys(self.places, self.old)))
 

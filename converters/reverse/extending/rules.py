@@ -1,7 +1,5 @@
 """Operators of a user's own domain: their gradients, and what they stand for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any

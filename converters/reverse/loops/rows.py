@@ -12,8 +12,6 @@ The exponentials of a row are summed by the softmax of onnxruntime in float32, o
 stages, is what that sum is too small by; with p / r both are exact to 1e-6.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from itertools import takewhile

@@ -7,8 +7,6 @@ begin with, and each step of its gradient runs one segment again, whose states a
 states in the place of n, least for k = √n, for one more run of the forward steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """States of a Loop in the middle of it, by running the steps before again: for sequences, which no output can stack."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """A Scan or a Loop in one form: its states, what its steps are given and what they make, and stacks of the former."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -16,8 +16,6 @@ Scales in float16 are none either: a session that goes without FuseFp16Initializ
 files in float16 do, reads them through a Cast.
 """
 
-from __future__ import annotations
-
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.stops import put_identity

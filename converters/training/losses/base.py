@@ -1,7 +1,5 @@
 """What all losses have in common: the builder that adds inputs, the target and its checks, sums of losses."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +61,7 @@ class LossBuilder(Builder):
         return value
 
     def target(
-        self, loss: Loss, prediction: ir.Value, role: str, *, dtype: ir.DataType | None = None, shape: Dims
+        self, loss: "Loss", prediction: ir.Value, role: str, *, dtype: ir.DataType | None = None, shape: Dims
     ) -> ir.Value:
         """The input that a ready loss compares a prediction with; losses that give it one name share it.
 

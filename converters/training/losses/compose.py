@@ -1,7 +1,5 @@
 """Sums of losses, and emitting any loss behind a model's outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Losses of classes: the target is the number of the class at every position."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod

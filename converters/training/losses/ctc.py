@@ -1,7 +1,5 @@
 """Connectionist temporal classification: the probability of a sequence of labels, over all ways to place it in time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

@@ -8,8 +8,6 @@ of the rows that count, computes their logits and adds up their losses; `reverse
 the gradients. Source: Hsu et al., "Liger Kernel", 2024; Wijmans et al., "Cut Your Losses", 2025.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from math import prod

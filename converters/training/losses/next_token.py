@@ -1,7 +1,5 @@
 """The loss of language models: the cross entropy of every token, given those before it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Losses of how far two masks overlap, for every row and class."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

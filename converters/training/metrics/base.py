@@ -1,7 +1,5 @@
 """What all metrics have in common: what they read, the sums that they emit, and the numbers made of these."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -40,7 +38,7 @@ class Comparison:
     weights: str | None = None
 
     @staticmethod
-    def of(record: Mapping[str, Any]) -> Comparison:
+    def of(record: Mapping[str, Any]) -> "Comparison":
         """What `Settings.compared` says."""
         known = {f.name for f in fields(Comparison)}
         return Comparison(**{name: value for name, value in record.items() if name in known and value is not None})
@@ -215,11 +213,6 @@ def total(op: Builder, value: ir.Value) -> ir.Value:
     if value.dtype == ir.DataType.BOOL:
         value = op.Cast(value, to=ir.DataType.INT64)
     return op.ReduceSum(value, keepdims=0)
-
-
-def size(op: Builder, value: ir.Value) -> ir.Value:
-    """The number of elements, int64."""
-    return op.Size(value)
 
 
 def histogram(op: Builder, places: ir.Value, length: ir.Value, mask: ir.Value | None) -> ir.Value:

@@ -1,7 +1,5 @@
 """Which metrics are asked for: names, records, functions of arrays, and objects that are updated and compute."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping

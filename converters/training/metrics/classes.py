@@ -1,7 +1,5 @@
 """Metrics of decisions: of one class at every position, or yes and no for every element."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,17 +11,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.training.losses.base import Expectation, one_of
-from onnx_backprop.converters.training.metrics.base import (
-    Metric,
-    Number,
-    Read,
-    Sums,
-    histogram,
-    ratio,
-    share,
-    size,
-    total,
-)
+from onnx_backprop.converters.training.metrics.base import Metric, Number, Read, Sums, histogram, ratio, share, total
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 THRESHOLD: Expectation = ("None or a number", lambda given: given is None or np.isfinite(given))
@@ -48,7 +36,7 @@ class Accuracy(Metric):
         if not read.classes:
             yes, true = read.decided(op, self.threshold)
             right = op.Equal(yes, true)
-            return {"right": total(op, right), "all": size(op, right)}
+            return {"right": total(op, right), "all": op.Size(right)}
         labels, mask = read.labels(op)
         return _right(op, op.Equal(read.chosen(op), labels), mask)
 
@@ -87,7 +75,7 @@ class TopK(Metric):
 
 def _right(op: Builder, right: ir.Value, mask: ir.Value | None) -> dict[str, ir.Value]:
     if mask is None:
-        return {"right": total(op, right), "all": size(op, right)}
+        return {"right": total(op, right), "all": op.Size(right)}
     return {"right": total(op, op.And(right, mask)), "all": total(op, mask)}
 
 

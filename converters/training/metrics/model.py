@@ -1,7 +1,5 @@
 """The model of an evaluation: the loss, and what metrics need of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Metrics of probabilities: perplexity, and the area under the receiver's curve."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -76,10 +74,9 @@ class AUROC(Metric):
         if not read.classes:
             y, t = (op.Reshape(x, [-1]) for x in read.values(op))
             places = self._places(op, op.Sigmoid(y) if takes == "logits" else y)
-            all_, positive = (
-                histogram(op, places, op.number(self.bins, ir.DataType.INT64), k) for k in self._counted(op, t)
-            )
-            return {"all": all_, "positive": positive}
+            length = op.number(self.bins, ir.DataType.INT64)
+            masks = {"all": None, "positive": op.Greater(t, 0.5)}
+            return {what: histogram(op, places, length, mask) for what, mask in masks.items()}
         labels, mask = read.labels(op)
         rows, classes = read.rows(op), read.count(op)
         p = op.Exp(rows) if takes == "log_probabilities" else op.Softmax(rows, axis=-1) if takes == "logits" else rows
@@ -92,9 +89,6 @@ class AUROC(Metric):
             "all": histogram(op, op.Reshape(places, [-1]), length, each),
             "positive": histogram(op, labelled, length, mask),
         }
-
-    def _counted(self, op: Builder, t: ir.Value) -> tuple[None, ir.Value]:
-        return None, op.Greater(t, 0.5)
 
     def _places(self, op: Builder, p: ir.Value) -> ir.Value:
         """The bins of probabilities; 1 goes into the last."""

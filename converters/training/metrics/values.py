@@ -1,7 +1,5 @@
 """Metrics of numbers beside numbers: regression, and images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +10,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.training.losses.base import POSITIVE, Expectation
-from onnx_backprop.converters.training.metrics.base import Metric, Read, Sums, like, ratio, size, total
+from onnx_backprop.converters.training.metrics.base import Metric, Read, Sums, like, ratio, total
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 _WINDOW, _SIGMA = 11, 1.5  # Wang et al., 2004, section III.B
@@ -28,7 +26,7 @@ class MAE(Metric):
 
     def emit(self, op: Builder, read: Read) -> dict[str, ir.Value]:
         y, t = read.values(op)
-        return {"sum": total(op, op.Abs(op.Sub(y, t))), "all": size(op, y)}
+        return {"sum": total(op, op.Abs(op.Sub(y, t))), "all": op.Size(y)}
 
     def value(self, sums: Sums) -> float:
         return ratio(self.name, sums["sum"], sums["all"])
@@ -44,7 +42,7 @@ class RMSE(Metric):
     def emit(self, op: Builder, read: Read) -> dict[str, ir.Value]:
         y, t = read.values(op)
         difference = op.Sub(y, t)
-        return {"sum": total(op, op.Mul(difference, difference)), "all": size(op, y)}
+        return {"sum": total(op, op.Mul(difference, difference)), "all": op.Size(y)}
 
     def value(self, sums: Sums) -> float:
         return ratio(self.name, sums["sum"], sums["all"]) ** 0.5
@@ -116,9 +114,9 @@ class PSNR(Metric):
         difference = op.Sub(y, t)
         square = op.Mul(difference, difference)
         if not self.per_image:
-            return {"sum": total(op, square), "all": size(op, y)}
+            return {"sum": total(op, square), "all": op.Size(y)}
         rows = op.ReduceMean(op.Reshape(square, op.joined(op.length(y, 0), op.ints([-1]))), [1], keepdims=0)
-        return {"sum": total(op, self._decibels(op, rows)), "all": size(op, rows)}
+        return {"sum": total(op, self._decibels(op, rows)), "all": op.Size(rows)}
 
     def _decibels(self, op: Builder, mean: ir.Value) -> ir.Value:
         return op.Mul(op.Log(op.Div(float(self.data_range) ** 2, mean)), 10 / np.log(10))
@@ -158,7 +156,7 @@ class SSIM(Metric):
         above = op.Mul(op.Add(op.Mul(2.0, product), c1), op.Add(op.Mul(2.0, op.Sub(yt, product)), c2))
         below = op.Mul(op.Add(squares, c1), op.Add(op.Sub(op.Add(yy, tt), squares), c2))
         places = op.Div(above, below)
-        return {"sum": total(op, places), "all": size(op, places)}
+        return {"sum": total(op, places), "all": op.Size(places)}
 
     def value(self, sums: Sums) -> float:
         if not sums["all"]:

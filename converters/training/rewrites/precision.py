@@ -11,8 +11,6 @@ The Reshape to zeros keeps the shape, and makes the second cast wait for the gra
 otherwise be the first one, shared, with its float32 result kept from the forward to the backward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import onnx_ir as ir

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from onnx_backprop.command.files import check_folder
 from onnx_backprop.command.options import shared
 from onnx_backprop.command.parser import Command, argument
 from onnx_backprop.converters.training.result import TrainingGraph
@@ -12,10 +13,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 def run(arguments: argparse.Namespace) -> int:
     """Write the folder."""
     folder = Path(arguments.folder)
-    if folder.exists() and not folder.is_dir():
-        raise InvalidArgumentError(f"-o: {folder} is a file. Name a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not arguments.force:
-        raise InvalidArgumentError(f"-o: {folder} is not empty. Name another folder, or --force to replace")
+    check_folder("-o", folder, ", or --force to replace", replace=arguments.force)
     graph = TrainingGraph.load(arguments.model)
     lengths = [dict(map(_length, one.split(","))) for one in arguments.lengths or ()]
     names = arguments.target.split(",") if arguments.target else None

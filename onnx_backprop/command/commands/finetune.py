@@ -19,6 +19,7 @@ from onnx_backprop.command.commands.train import (
     program_of,
     write_report_of,
 )
+from onnx_backprop.command.files import check_folder
 from onnx_backprop.command.options import ROWS, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.training import (
@@ -76,14 +77,11 @@ def _check(arguments: argparse.Namespace, target: Path) -> None:
     for option, path in (("-o", target), ("--merged", arguments.merged and Path(arguments.merged))):
         if not path:
             continue
-        if path.exists() and not path.is_dir():
-            raise InvalidArgumentError(f"{option}: {path} is a file. Name a folder")
         if not path.resolve().parent.is_dir():
             raise InvalidArgumentError(f"{option}: there is no folder {path.resolve().parent}. Make it first")
         if path.resolve() == folder:
             raise InvalidArgumentError(f"{option}: {path} is the folder of the model. Name another one")
-        if path.is_dir() and any(path.iterdir()) and not (arguments.force or arguments.resume):
-            raise InvalidArgumentError(f"{path} is not empty. Name another folder, --force to replace, or --resume")
+        check_folder(option, path, ", --force to replace, or --resume", replace=arguments.force or arguments.resume)
     if arguments.merged and Path(arguments.merged).resolve() == target.resolve():
         raise InvalidArgumentError("--merged: it is the folder of -o. Name another one")
 
@@ -293,11 +291,7 @@ COMMAND = Command(
         argument("--evaluation", nargs="+", metavar="FILE", help="texts, or pairs, to measure on after every epoch"),
         argument("--split", default=0.0, metavar="SHARE", help="of the rows, to measure on (%(default)s)"),
         flag("--pack", help="several examples in a row, each of which sees those before it"),
-        argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl", file="written"),
-        argument(
-            "--report", metavar="FILE.html", help="curves, gradient norms and timings in one file", file="written"
-        ),
-        *shared("--force", "--quiet", "--limit"),
+        *shared("--log", "--report", "--force", "--quiet", "--limit"),
     ],
     groups={
         "the adapter": [
@@ -314,23 +308,19 @@ COMMAND = Command(
             flag("--floats", help="with --merged: floats where MODEL has integers"),
         ],
         "steps and updates": [
-            argument("--epochs", default=3, least=1, metavar="N", help="times through the texts (%(default)s)"),
+            *shared("--epochs", default=3, help="times through the texts (%(default)s)"),
             *shared("--batch-size", default=4),
             *shared("--optimizer"),
             *shared("--learning-rate", default=2e-4),
             argument("--schedule", choices=SCHEDULES, default="cosine", help="of the learning rate (%(default)s)"),
-            argument("--warmup", default=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
-            *shared("--weight-decay"),
-            argument("--clip-norm", default=1.0, metavar="NUMBER", help="limit of the norm of gradients (%(default)s)"),
-            argument("--accumulate", default=1, least=1, metavar="STEPS", help="steps of one update (%(default)s)"),
+            *shared("--warmup", "--weight-decay"),
+            *shared("--clip-norm", default=1.0, help="limit of the norm of gradients (%(default)s)"),
+            *shared("--accumulate"),
             *shared("--seed", metavar="N", help="of the adapter, the split and the order of rows (%(default)s)"),
             *shared("--memory"),
         ],
         "device": shared("--device", "--read-every"),
         "what is watched": WATCHED,
-        "going on": [
-            flag("--resume", help="go on from the checkpoint in OUT, if there is one"),
-            argument("--every", default=0, metavar="STEPS", help="between checkpoints (default: an epoch)"),
-        ],
+        "going on": [flag("--resume", help="go on from the checkpoint in OUT, if there is one"), *shared("--every")],
     },
 )

@@ -344,11 +344,7 @@ COMMAND = Command(
         *shared("--data", metavar="DATA"),
         *shared("--loss", required=True),
         *shared("--evaluation", metavar="DATA"),
-        argument("--log", metavar="FILE", help="a line for every step, .csv or .jsonl", file="written"),
-        argument(
-            "--report", metavar="FILE.html", help="curves, gradient norms and timings in one file", file="written"
-        ),
-        *shared("--force", "--quiet", "--limit"),
+        *shared("--log", "--report", "--force", "--quiet", "--limit"),
     ],
     groups={
         "what is trained": [
@@ -362,10 +358,9 @@ COMMAND = Command(
             *shared("--straight-through", "--strict", "--training-mode", "--no-frozen-statistics"),
         ],
         "steps and updates": [
-            argument("--epochs", default=10, least=1, metavar="N", help="times through the data (%(default)s)"),
-            *shared("--batch-size", "--optimizer", "--learning-rate"),
+            *shared("--epochs", "--batch-size", "--optimizer", "--learning-rate"),
             argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)"),
-            argument("--warmup", default=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
+            *shared("--warmup"),
             *OF_OPTIMIZERS,
             *shared("--per-sample"),
             *shared(
@@ -379,7 +374,7 @@ COMMAND = Command(
         "memory and precision": shared("--memory", "--precision", "--checkpoint"),
         "going on, and several ranks": [
             flag("--resume", help="go on from the checkpoint beside OUT, if there is one"),
-            argument("--every", default=0, metavar="STEPS", help="between checkpoints (default: an epoch)"),
+            *shared("--every"),
             argument(
                 "--launch", metavar="COMMAND", help='start the training by a command, as "mpiexec -n 4" for four ranks'
             ),

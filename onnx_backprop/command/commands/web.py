@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from onnx_backprop.command.commands.train import loaders_of, step_options
+from onnx_backprop.command.files import check_folder
 from onnx_backprop.command.images import OF_IMAGES, rows_of
 from onnx_backprop.command.options import say, shared
 from onnx_backprop.command.parser import Command, argument, flag
@@ -103,13 +104,9 @@ def _bytes_as(loader: Any) -> tuple[Any, Any] | None:
 
 def _check(arguments: argparse.Namespace, folder: Path) -> None:
     """Before any long work."""
-    if folder.exists() and not folder.is_dir():
-        raise InvalidArgumentError(f"-o: {folder} is a file. Name a folder")
-    if folder.is_dir() and any(folder.iterdir()):
-        is_site = (folder / "site.json").is_file()
-        if not (is_site and arguments.force):
-            also = ", or --force to replace the site in it" if is_site else ""
-            raise InvalidArgumentError(f"-o: {folder} is not empty. Name another folder{also}")
+    is_site = (folder / "site.json").is_file()
+    ways = ", or --force to replace the site in it" if is_site else ""
+    check_folder("-o", folder, ways, replace=is_site and arguments.force)
     if arguments.lora and arguments.trainable:
         raise InvalidArgumentError("--lora: the adapters are what is trained. Leave --trainable out")
     for what in ("model", "data", "evaluation"):
@@ -142,10 +139,8 @@ COMMAND = Command(
             default="constant",
             help="of the learning rate, down to 0 over --epochs (%(default)s)",
         ),
-        argument(
-            "--epochs", default=20, least=1, metavar="N", help="of --schedule, after which the page stops (%(default)s)"
-        ),
-        argument("--warmup", default=0, least=0, metavar="STEPS", help="of linear rise in front (%(default)s)"),
+        *shared("--epochs", default=20, help="of --schedule, after which the page stops (%(default)s)"),
+        *shared("--warmup"),
         *shared("--training-mode", "--no-frozen-statistics"),
         *shared("--seed", help="of the choice of held-out rows (%(default)s)"),
         argument(

@@ -1,7 +1,5 @@
 """The mean of the weights of some epochs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

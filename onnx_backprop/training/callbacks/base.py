@@ -1,7 +1,5 @@
 """What `fit` calls: a function after every step, or a `Callback`, which also has a start, an end and a state."""
 
-from __future__ import annotations
-
 import math
 import reprlib
 from collections.abc import Iterable, Mapping

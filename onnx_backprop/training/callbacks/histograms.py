@@ -1,7 +1,5 @@
 """Histograms of weights and gradients while a training runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

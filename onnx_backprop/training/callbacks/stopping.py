@@ -1,7 +1,5 @@
 """Callbacks that look at what an evaluation gives, or at the clock."""
 
-from __future__ import annotations
-
 import logging
 import time
 from pathlib import Path

@@ -3,8 +3,6 @@
 trainer.fit(batches, 10, log=[ob.callbacks.TensorBoard("runs/first"), "log.csv"])
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Rows of Hugging Face's `datasets`, and files that lie elsewhere, through fsspec."""
 
-from __future__ import annotations
-
 import atexit
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Images in folders, one for each class, and what is done to images of a batch: scaling, and small random changes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +45,7 @@ def image_folder(
     image: str = "x",
     labels: str = "labels",
     channels_last: bool = False,
-) -> ImageFolder:
+) -> "ImageFolder":
     """Images FOLDER/CLASS/… as arrays for `Batches`: bytes (N, 3, height, width), and the number of each one's class.
 
         data = ob.image_folder("flowers", (224, 224), image="input")

@@ -1,7 +1,5 @@
 """Loaders and batches as people have them: functions that make them, generators, arrays in arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

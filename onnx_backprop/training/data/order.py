@@ -1,7 +1,5 @@
 """The order in which an epoch goes through rows, be it all of them or blocks, few of which are read at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -16,7 +14,7 @@ _NUMBER = 8  # bytes of a row's place in the order
 _LISTED = 2**25  # rows whose order is one array, of 4 bytes for each
 
 
-def row_order(count: int, seed: int, epoch: int) -> np.ndarray | Scattered:
+def row_order(count: int, seed: int, epoch: int) -> "np.ndarray | Scattered":
     """A permutation of 0 … count - 1, a function of its arguments, of which slices are taken."""
     if count > _LISTED:
         return Scattered(count, seed, epoch)

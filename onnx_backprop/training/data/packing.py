@@ -1,7 +1,5 @@
 """Several tokenised texts in one row: positions, labels and the mask that keeps them apart."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ FOLDER holds *.npz files, each with some rows of all arrays, as np.savez writes 
 NAME.PART.npy, for every array; or files of `columns`; or `tars`. Files come in the order of their names.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tars of samples, as webdataset writes them: a file KEY.FIELD for each field, those of a sample together."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Callable, Mapping, Sequence

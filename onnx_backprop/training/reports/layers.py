@@ -1,7 +1,5 @@
 """What a training graph consists of, layer by layer: shapes, parameters, operations, memory, for given lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod

@@ -1,7 +1,5 @@
 """Curves as a picture, by matplotlib: those of the page, on axes of the same kind."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
 """docs/operators.md, written from the schemas that are registered with onnx.
 
-``python -m onnx_backprop.opset.documentation`` (or ``make docs``) in the root of a checkout writes the file.
+``python -m tests.docs.operators_page`` (or ``make docs``) in the root of a checkout writes the file.
 """
 
 import re
@@ -17,7 +17,7 @@ from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION
 from onnx_backprop.opset.operators.registry import OPS
 
 PATH = Path("docs", "operators.md")
-COMMAND = "python -m onnx_backprop.opset.documentation"
+COMMAND = "python -m tests.docs.operators_page"
 
 INTRODUCTION = f"""\
 <!-- Generated from the operators' schemas by `{COMMAND}` (`make docs`). Do not edit. -->
