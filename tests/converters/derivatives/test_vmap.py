@@ -415,6 +415,26 @@ def test_a_seed_that_all_rows_share() -> None:
     )
 
 
+@pytest.mark.parametrize(("batch", "merged"), [("1", "batch"), ("2", "batch*2"), ("M", "batch*M")])
+def test_rows_in_a_batch_cost_no_copies(batch: str, merged: str) -> None:
+    """Lengths that are equal have one symbol, by which onnxruntime reuses buffers; the last operator writes the output."""
+    text = f"(float[{batch}, 4, 6, 6] x) => (float[{batch}, 4, 6, 6] y) {{ a = BatchNormalization(x, s, s, s, s) r = Relu(a) "
+    model = model_of(
+        text + "c = Conv<pads = [1, 1, 1, 1]>(r, k) y = Tanh(c) }", s=np.full(4, 0.5, "f"), k=drawn(4, 4, 3, 3)
+    )
+    mapped = check(model, {"x": drawn(3, 2 if batch == "M" else int(batch), 4, 6, 6)}, {"x": 0})
+    made = {name: node for node in mapped.graph.node for name in node.output}
+    assert made["y"].op_type == "Tanh"
+    shapes = {v.name: v for v in onnx.shape_inference.infer_shapes(mapped).graph.value_info}
+    lengths = {
+        shapes[name].type.tensor_type.shape.dim[0].dim_param
+        for name, node in made.items()
+        if node.op_type in ("BatchNormalization", "Relu", "Conv")
+    }
+    assert lengths == {merged}
+    assert not [node for node in made.values() if node.op_type == "Shape" and node.input[0] != "x"]
+
+
 @pytest.mark.parametrize("kernels", ["onnx", "native"])
 def test_gradients_of_our_own_operators(kernels: str) -> None:
     text = (
