@@ -449,6 +449,20 @@ def test_gradients_of_our_own_operators(kernels: str) -> None:
     assert not [node for node in mapped.graph.node if node.op_type == "Scan"]
 
 
+def test_a_shared_seed_that_was_widened_and_narrowed() -> None:
+    """Rows with as many steps as they say are a Scan, whose body reads the seed from outside."""
+    text = (
+        "(float[1, 2] x) => (float[1, 2] y) { a = Abs(x) m = ReduceMax<keepdims = 0>(a) b = Add(m, one) n = Cast<to = 7>(b) "
+        "h = Loop(n, yes, x) <body = step (int64 i, bool c, float[1, 2] s) => (bool d, float[1, 2] t) "
+        "{ t = Tanh(s) d = Identity(c) }> w = Cast<to = 11>(h) y = Cast<to = 1>(w) }"
+    )
+    model = ob.vjp(model_of(text, one=np.float32(1), yes=np.array(True)), ["x"], ["y"])
+    mapped = ob.vmap(model, {"x": 0, "y_grad": None})
+    x, dy = 2 * drawn(4, 1, 2), drawn(1, 2)
+    got = run(mapped, {"x": x, "y_grad": dy})["x_grad"]
+    np.testing.assert_allclose(got, [run(model, {"x": row, "y_grad": dy})["x_grad"] for row in x], rtol=1e-5)
+
+
 def test_functions_of_the_model() -> None:
     text = """<ir_version: 10, opset_import: ["": 21, "own": 1]> g (float[2, 3] x) => (float[3] y) { y = own.f(x) }
         <domain: "own", opset_import: ["": 21]> f (a) => (b) { c = Exp(a) b = ReduceSum<keepdims = 0>(c, axes) }"""
