@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.batching.elementwise import aligned
+from onnx_backprop.converters.reverse.batching.folding import elementwise_folded
 from onnx_backprop.converters.reverse.batching.registry import (
     Answer,
     Rows,
@@ -76,6 +77,8 @@ def quantize(op: Builder, node: Rows) -> Answer:
     rank = node.static_rank(1)
     if not node.only(0) or rank is None or rank > 1 or node.int("block_size", 0):
         return None
+    if rank == 0 and (y := elementwise_folded(op, node)) is not None:
+        return y
     return node.again(node.values(), axis=shift(node.int("axis", 1)))
 
 

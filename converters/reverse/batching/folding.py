@@ -7,6 +7,15 @@ from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value, dims, known_lengths
 from onnx_backprop.opset.core.shapes import Dim
 from onnx_backprop.opset.functions.long_vectors import is_nameless
+from onnx_backprop.opset.graphs.walk import is_standard
+
+QUANTISERS = ("QuantizeLinear", "DequantizeLinear")
+
+
+def is_quantised(value: ir.Value) -> bool:
+    """Whether a value comes of one that is quantised, by one scale."""
+    node = value.producer()
+    return node is not None and is_standard(node, *QUANTISERS) and known_lengths(node.inputs[1]) == []
 
 
 def moved(op: Builder, value: ir.Value, rank: int, source: int, target: int) -> ir.Value:
@@ -27,9 +36,26 @@ def _product(a: Dim, b: Dim) -> Dim:
 
 def fold(op: Builder, node: Rows, index: int, axis: int = 0) -> ir.Value:
     """An input (n, …, d, …) as (…, n · d, …), d being the batch at an axis of a row."""
-    value, rank = node.rows(index), node.static_rank(index)
+    return _fold(op, node, index, node.rows(index), axis)
+
+
+def _fold(op: Builder, node: Rows, index: int, value: ir.Value, axis: int = 0) -> ir.Value:
+    """The same of a value of the shape of that input.
+
+    What quantises by one scale goes behind: onnxruntime looks for it beside a convolution, and does not load a model of
+    opset 21 with a Reshape behind a DequantizeLinear of int8.
+    """
+    rank = node.static_rank(index)
     if not axis and value in node.folded:
         return node.folded[value][0]
+    if not axis and is_quantised(value) and (made := value.producer()) is not None:
+        source, *rest = made.inputs
+        assert source is not None
+        attributes = {name: attribute.value for name, attribute in made.attributes.items()}
+        (result,) = op.emit(made.op_type, [_fold(op, node, index, source), *rest], attributes)
+        result.dtype = value.dtype
+        node.folded[value] = result, node.lengths(index, 0, 1)
+        return result
     if axis:
         assert rank is not None
         value = moved(op, value, rank + 1, 0, axis)

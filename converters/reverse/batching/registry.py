@@ -142,9 +142,7 @@ def product(op: Builder, lengths: ir.Value) -> ir.Value:
 
 def repeated(op: Builder, value: ir.Value, length: ir.Value) -> ir.Value:
     """The same value for every row, along a new axis 0."""
-    if known_lengths(value) == []:
-        return op.Expand(value, length)
-    return op.Expand(op.Unsqueeze(value, [0]), op.joined(length, op.shape(value)))
+    return op.Expand(value, length if known_lengths(value) == [] else op.joined(length, op.shape(value)))
 
 
 def shifted(op: Builder, axes: ir.Value) -> ir.Value:

@@ -435,6 +435,24 @@ def test_rows_in_a_batch_cost_no_copies(batch: str, merged: str) -> None:
     assert not [node for node in made.values() if node.op_type == "Shape" and node.input[0] != "x"]
 
 
+@pytest.mark.parametrize("batch", ["1", "2", "M"])
+def test_a_quantised_network(batch: str) -> None:
+    """As onnxruntime looks for it: nothing stands between what quantises and what it is for."""
+    model = model_of(
+        f"(float[{batch}, 2, 4, 4] x) => (float[{batch}, 3] y) {{ q = QuantizeLinear(x, s, z) a = DequantizeLinear(q, s, z) "
+        "w = DequantizeLinear(k, s, z) c = Conv(a, w) r = Relu(c) rq = QuantizeLinear(r, s, z) d = DequantizeLinear(rq, s, z) "
+        "f = Flatten(d) v = DequantizeLinear(h, s, z) g = MatMul(f, v) gq = QuantizeLinear(g, s, z) "
+        "y = DequantizeLinear(gq, s, z) }",
+        s=np.array(0.04, "f"),
+        z=np.array(0, np.int8),
+        k=(9 * drawn(3, 2, 3, 3)).astype(np.int8),
+        h=(9 * drawn(12, 3)).astype(np.int8),
+    )
+    mapped = check(model, {"x": drawn(3, 1 if batch == "1" else 2, 2, 4, 4)}, {"x": 0})
+    made = {name: node.op_type for node in mapped.graph.node for name in node.output}
+    assert made[next(node for node in mapped.graph.node if node.op_type == "Conv").input[0]] == "DequantizeLinear"
+
+
 @pytest.mark.parametrize("kernels", ["onnx", "native"])
 def test_gradients_of_our_own_operators(kernels: str) -> None:
     text = (
