@@ -453,6 +453,16 @@ def test_a_quantised_network(batch: str) -> None:
     assert made[next(node for node in mapped.graph.node if node.op_type == "Conv").input[0]] == "DequantizeLinear"
 
 
+def test_gradients_of_rows_that_have_their_own_scale() -> None:
+    model = model_of(
+        "(float[2, 4] x) => (float[2, 4] y) { q, s, z = DynamicQuantizeLinear(x) d = DequantizeLinear(q, s, z) y = Mul(d, d) }"
+    )
+    feeds = {"x": drawn(3, 2, 4), "y_grad": drawn(3, 2, 4, seed=3)}
+    rows = check(ob.vjp(model, ["x"], ["y"], straight_through=True), feeds, {"x": 0, "y_grad": 0})
+    whole = ob.vjp(ob.vmap(model, {"x": 0}), ["x"], ["y"], straight_through=True)
+    np.testing.assert_allclose(run(whole, feeds)["x_grad"], run(rows, feeds)["x_grad"], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("kernels", ["onnx", "native"])
 def test_gradients_of_our_own_operators(kernels: str) -> None:
     text = (
