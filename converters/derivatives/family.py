@@ -69,8 +69,8 @@ def family(
         models, paths = [function, *models], [target, *paths]
     elif function is not source:
         raise InvalidArgumentError(
-            f"onnxruntime has no kernels of Conv, GRU, LSTM and RNN in float64, and {target} has such nodes. Name a file "
-            "for f, in which they are other operators",
+            f"onnxruntime has no kernels of Conv, GRU, LSTM and RNN in float64, and {target} has such nodes. Name a "
+            "file for f, in which they are other operators",
             "path",
         )
     files = {path: serialized(whole(model)) for path, model in zip(paths, models, strict=True)}

@@ -27,7 +27,7 @@ def written_out(model: ModelProto, *, steps: bool) -> ModelProto:
     result = copied(model)
 
     def handled(expand: Expansion) -> Expansion:
-        def chosen(op: Composer) -> str | Sequence[str]:
+        def chosen(op: Composer) -> str | Sequence[str | None] | None:
             if not steps and op.known.element(op.input(0)) != TensorProto.DOUBLE:
                 raise op.refuse("left to its kernel")
             return expand(op)
@@ -104,14 +104,14 @@ def _recurrent(op: Composer) -> Sequence[str]:
                 rest, inner = op.several("Split", 2, inside, [2 * size, size], axis=1)
                 inside = op.Concat(rest, op.Sub(inner, inner), axis=1)
             inputs = op.Add(inputs, op.Add(outside, inside))
-        recurrence = op.Transpose(of(r, n), perm=[0, 2, 1])
+        recurrence, candidate = op.Transpose(of(r, n), perm=[0, 2, 1]), ""
         parts = op.several("Split", steps, inputs, [1] * steps, axis=0)
         h, c = (of(start, n) for start in starts)
         if kind == "GRU":
             recurrence, candidate = op.several("Split", 2, recurrence, [2 * size, size], axis=2)
         hidden = [""] * steps
         for step in reversed(range(steps)) if backwards else range(steps):
-            a = parts[step]
+            a, k = parts[step], ""
             if kind == "GRU":
                 a, k = op.several("Split", 2, a, [2 * size, size], axis=2)
             if h:

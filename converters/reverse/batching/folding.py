@@ -15,7 +15,8 @@ QUANTISERS = ("QuantizeLinear", "DequantizeLinear")
 def is_quantised(value: ir.Value) -> bool:
     """Whether a value comes of one that is quantised, by one scale."""
     node = value.producer()
-    return node is not None and is_standard(node, *QUANTISERS) and known_lengths(node.inputs[1]) == []
+    scale = node.inputs[1] if node is not None and is_standard(node, *QUANTISERS) else None
+    return scale is not None and known_lengths(scale) == []
 
 
 def moved(op: Builder, value: ir.Value, rank: int, source: int, target: int) -> ir.Value:
@@ -53,7 +54,7 @@ def _fold(op: Builder, node: Rows, index: int, value: ir.Value, axis: int = 0) -
         assert source is not None
         attributes = {name: attribute.value for name, attribute in made.attributes.items()}
         (result,) = op.emit(made.op_type, [_fold(op, node, index, source), *rest], attributes)
-        result.dtype = value.dtype
+        result.type = value.type
         node.folded[value] = result, node.lengths(index, 0, 1)
         return result
     if axis:

@@ -377,4 +377,4 @@ def test_rounded_numbers_of_branches_and_loops(name: str) -> None:
     derived = ob.vjp(model, ["x"], ["y"], straight_through=True)
     x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     (dx,) = ob.session(derived).run(["x_grad"], {"x": x, "y_grad": np.ones_like(x)})
-    np.testing.assert_allclose(dx, 2 * 0.1 * np.round(x / 0.1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(dx), 2 * 0.1 * np.round(x / 0.1), rtol=1e-5, atol=1e-6)
