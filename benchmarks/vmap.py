@@ -32,6 +32,13 @@ CALLS: dict[str, tuple[str, str, dict[str, tuple[int, ...]]]] = {
     "LSTM": ("t = Transpose<perm = [1, 0, 2]>(x) , y = LSTM<hidden_size = 64>(t, w, r)", "16, 32",
              {"w": (1, 256, 32), "r": (1, 256, 64)}),
     "Gather": ("i = ArgMax<axis = 2, keepdims = 0>(x) y = Gather(w, i)", "64, 16", {"w": (16, 256)}),
+    "BatchNormalization, Relu": ("a = BatchNormalization(x, b, b, b, b) y = Relu(a)", "16, 32, 32", {"b": (16,)}),
+    "BatchNormalization, Relu, pool": ("a = BatchNormalization(x, b, b, b, b) r = Relu(a) y = GlobalAveragePool(r)",
+                                       "16, 32, 32", {"b": (16,)}),
+    "ConvTranspose, Tanh": ("a = ConvTranspose<strides = [2, 2]>(x, w) y = Tanh(a)", "16, 16, 16",
+                            {"w": (16, 8, 2, 2)}),
+    "Conv, MaxPool": ("a = Conv<pads = [1, 1, 1, 1]>(x, w) y = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(a)",
+                      "16, 32, 32", {"w": (32, 16, 3, 3)}),
     "network of products": ("a = Gemm(x, w, b) t = Tanh(a) y = Gemm(t, v)", "64",
                             {"w": (64, 256), "b": (256,), "v": (256, 10)}),
     "network of convolutions": (

@@ -46,7 +46,7 @@ def family(
     Args:
         model, options: see `backward`; `inline` is True.
         path: of f, which is written then, with its weights, and the others beside it. Default: the model's own file.
-            Conv and LSTM of float64 become other operators in it, since onnxruntime has no kernels for them.
+            Conv, GRU, LSTM and RNN of float64 become other operators in it, since onnxruntime has no kernels for them.
         layout: "casadi". Seeds and results of an r × c matrix are r × (n c), n matrices side by side, for any n; a
             vector is a column, and what has more than two axes the vector of its elements in ONNX's order.
         wrt: inputs with a derivative. Default: all of a float type. CasADi takes the others for constants.
@@ -69,8 +69,8 @@ def family(
         models, paths = [function, *models], [target, *paths]
     elif function is not source:
         raise InvalidArgumentError(
-            f"onnxruntime has no kernels of Conv and LSTM in float64, and {target} has such nodes. Name a file for f, "
-            "in which they are other operators",
+            f"onnxruntime has no kernels of Conv, GRU, LSTM and RNN in float64, and {target} has such nodes. Name a "
+            "file for f, in which they are other operators",
             "path",
         )
     files = {path: serialized(whole(model)) for path, model in zip(paths, models, strict=True)}

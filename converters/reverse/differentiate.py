@@ -113,7 +113,8 @@ def _plan(
                 inside = find_path(body.nodes, of, values_read(node) & path.active)
                 refuse_rounding(body.nodes, of, inside)
                 parts.append(BodyPlan(body, inside, _plan(inside, opsets, missing, body_of)))
-        if node.op_type not in CARRIES_ROUNDED and any(is_rounded(x) for x in values_read(node) & path.active):
+        rounded = values_read(node) | set(node.outputs if loop is not None else ())
+        if node.op_type not in CARRIES_ROUNDED and any(is_rounded(x) for x in rounded & path.active):
             known = ", ".join(CARRIES_ROUNDED)
             raise unsupported(node, f"it works on rounded numbers, where gradients are known for {known} only")
         plans.append(NodePlan(node, rule, version or registry.ANY_VERSION, tuple(parts), loop))

@@ -136,7 +136,7 @@ def _stopped_inside(stops: Mapping[ir.Node, registry.Stop]) -> registry.Stop:
 
 def _differentiable(node: ir.Node, read: set[ir.Value]) -> set[ir.Value]:
     """The outputs that a gradient may arrive at: floats, and numbers that were rounded from floats."""
-    rounds = node in ROUNDS or any(is_rounded(value) for value in read)
+    rounds = node in ROUNDS or bool(subgraphs(node)) or any(is_rounded(value) for value in read)
     return {y for y in node.outputs if is_float(y) or y.dtype is None or (rounds and is_rounded(y))}
 
 

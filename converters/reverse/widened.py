@@ -45,11 +45,10 @@ class Widened:
     def _stand_in(self, value: ir.Value) -> ir.Value:
         if value not in self._stand_ins:
             half = value.dtype in HALF
-            dtype = ir.DataType.FLOAT if half else value.dtype
             known = constant_value(value) if half else None
             result = ir.Value(
                 name=value.name and self._op.unique(f"{value.name}_float32"),
-                type=None if dtype is None else ir.TensorType(dtype),
+                type=ir.TensorType(ir.DataType.FLOAT) if half else value.type,
                 shape=value.shape,
                 const_value=None if known is None or known.size > _SMALL else ir.tensor(known.astype("float32")),
             )

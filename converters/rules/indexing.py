@@ -158,9 +158,9 @@ def reverse_sequence(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 def center_crop_pad(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x cropped or padded with zeros to a shape, about its centre  =>  dx = dy cropped or padded to the shape of x.
 
-    Where x and Y differ by an odd number both put the larger half behind.
+    Where x and Y differ by an odd number both put the larger half behind. A Pad, whose negative pads crop, since
+    onnxruntime writes CenterCropPad out under the same names in a graph and in its bodies, and mixes them up.
     """
-    shape, axes = op.shape(node.input(0)), node.ints("axes")
-    if axes is not None:
-        shape = op.Gather(shape, axes)
-    return op.CenterCropPad(dy, shape, axes=axes)
+    more = op.Sub(op.shape(node.input(0)), op.shape(node.output()))
+    before = op.Div(more, 2)
+    return op.Pad(dy, op.Concat(before, op.Sub(more, before), axis=0))

@@ -9,13 +9,15 @@ from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.reverse.long_sums import sum_over
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import FLOAT_TYPES, cast, narrow, widen, work_type
+from onnx_backprop.opset.graphs.walk import is_standard
 
 
 @gradient("Cast", versions=(13, 19, 21, 23, 24, 25, 28))
 def cast_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """y = x in another float type  =>  dx = dy in the type of x; rounding counts as the identity.
 
-    Of x that quantisation rounded the gradient is a float, whatever integers x and y are of.
+    Of x that quantisation rounded the gradient is a float, whatever integers x and y are of. Where dy has been widened
+    from the type of x, dx is what it was: onnxruntime drops the two casts, and does not tell bodies that read them.
     """
     x, target = element_type(node.input(0)), ir.DataType(node.int("to", 0))
     if x.is_integer():
@@ -23,6 +25,11 @@ def cast_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     if x not in FLOAT_TYPES or target not in FLOAT_TYPES:
         handled = f"among {', '.join(t.name for t in FLOAT_TYPES)}"
         raise node.refuse("casts", f"{x.name} to {target.name}", handled)
+    before = dy.producer()
+    if before is not None and is_standard(before, "Cast") and target.itemsize > x.itemsize:
+        (wide,) = before.inputs
+        if wide is not None and wide.dtype == x:
+            return wide
     return op.Cast(dy, to=x)
 
 

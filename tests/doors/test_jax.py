@@ -58,10 +58,37 @@ def test_values() -> None:
         lambda g: jax.jit(jax.value_and_grad(g, 1)),
         lambda g: jax.jacrev(jax.grad(g)),
         lambda g: jax.jit(jax.jacrev(jax.jacrev(jax.grad(g, 1), 1), 1)),
+        lambda g: jax.jit(jax.jacfwd(g, (0, 1))),
+        lambda g: jax.hessian(g, (0, 1, 2)),
+        lambda g: jax.jacfwd(jax.jacrev(jax.jacfwd(g, 1), 1), 1),
+        lambda g: lambda x, b, w: jax.jvp(jax.grad(g, (0, 2)), (x, b, w), (jnp.cos(x), b, w + 1)),
+        lambda g: lambda x, b, w: jax.linearize(g, x, b, w)[1](jnp.cos(x), 0 * b, w),
+        lambda g: jax.grad(lambda x, b, w: jax.jvp(g, (x, b, w), (jnp.cos(x), b, w))[1], (0, 1)),
         lambda g: jax.vmap(jax.grad(g), (0, None, None)),
+        lambda g: jax.jit(jax.vmap(jax.hessian(g, 1), (0, None, None))),
+        lambda g: jax.grad(lambda x, b, w: jax.vmap(g, (0, None, None))(x, b, w).sum(), (0, 1, 2)),
+        lambda g: jax.hessian(
+            lambda x, b, w: jax.vmap(jax.vmap(g, (None, 0, None)), (0, None, None))(x, b, w).prod(), 1
+        ),
         lambda g: jax.jit(jax.vmap(jax.vmap(g, (None, 0, None)), (0, None, None))),
     ],
-    ids=["grad", "jit", "second", "third", "vmap", "vmap twice"],
+    ids=[
+        "grad",
+        "jit",
+        "second",
+        "third",
+        "forward",
+        "hessian",
+        "all three",
+        "hvp",
+        "linearize",
+        "reverse over forward",
+        "vmap",
+        "vmap of a hessian",
+        "gradient of vmap",
+        "hessian of vmap twice",
+        "vmap twice",
+    ],
 )
 def test_derivatives(derivative: Any, request: pytest.FixtureRequest) -> None:
     f = ob.jax.function(waves(), wrt=["x", "b", "W"])
@@ -102,8 +129,8 @@ def test_a_training_in_float32() -> None:
 
 def test_what_is_refused() -> None:
     f = ob.jax.function(waves(), wrt=["x"])
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jacfwd(lambda x: f(x, B, K)[0])(X)
+    with pytest.raises(ob.InvalidArgumentError, match="'b' is not among those to differentiate by"):
+        jax.jacfwd(lambda b: f(X, b, K)[0])(B)
     with pytest.raises(ob.InvalidArgumentError, match="'b' is not among those to differentiate by"):
         jax.grad(lambda b: f(X, b, K)[1])(B)
     with pytest.raises(ob.InvalidArgumentError, match="expected x, b, k, got the arguments 0, 1"):

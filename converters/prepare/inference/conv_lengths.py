@@ -1,9 +1,10 @@
-"""ConvTranspose nodes whose output length onnx's shape inference gets wrong, rewritten so that it gets it right.
+"""ConvTranspose and pools whose output length onnx's shape inference gets wrong, rewritten so that it gets it right.
 
 With auto_pad SAME_* onnx's inference adds output_padding to the length and onnxruntime to the padding; with an
 output_shape below the input's length inference gives up half-way and states a wrong rank. The same node with explicit
-pads and output_padding says to both what onnxruntime runs. Where the numbers for that are not all known, the input's
-shape is hidden from inference. What the node computes does not change.
+pads and output_padding says to both what onnxruntime runs. A pool with ceil_mode has no window that begins in the
+padding behind, which inference counts: less padding says to both what is run. Where the numbers for a ConvTranspose are
+not all known, its input's shape is hidden from inference. What the node computes does not change.
 """
 
 from collections.abc import Iterable
@@ -19,9 +20,11 @@ from onnx_backprop.opset.graphs.scope import Scope
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 from onnx_backprop.opset.maths.convolution import AxisPads, extent, onnx_conv_transpose_pads
 
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
+
 
 def explicit_pads(_: ModelProto) -> Correct:
-    """The ConvTranspose nodes of the main graph that inference misreads are rewritten."""
+    """The ConvTranspose nodes and pools of the main graph that inference misreads are rewritten."""
     return _corrected
 
 
@@ -30,8 +33,12 @@ def _corrected(inferred: ModelProto) -> ModelProto | None:
     misread = list(filter(_may_be_misread, inferred.graph.node))
     scope = Scope(inferred.graph if misread else None)
     for node in misread:
-        axes = _explicit(node, scope)
-        if axes is not None:
+        pool = node.op_type in _POOLS
+        axes = None if pool else _explicit(node, scope)
+        if pool:
+            if not _without_windows_in_padding(inferred.graph, node, scope):
+                continue
+        elif axes is not None:
             _rewrite(node, axes)
         elif _gives_up(node, scope):
             _hide_input(inferred.graph, node)
@@ -44,11 +51,48 @@ def _corrected(inferred: ModelProto) -> ModelProto | None:
 
 def _may_be_misread(node: NodeProto) -> bool:
     """Whether onnx's inference may give the node's output another length than onnxruntime."""
-    if not is_standard(node, "ConvTranspose"):
-        return False
     attributes = attributes_of(node)
     same = attributes.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER")
+    if is_standard(node, *_POOLS):
+        return bool(attributes.get("ceil_mode")) and not same
+    if not is_standard(node, "ConvTranspose"):
+        return False
     return "output_shape" in attributes or (same and any(attributes.get("output_padding", ())))
+
+
+def _without_windows_in_padding(graph: GraphProto, node: NodeProto, scope: Scope) -> bool:
+    """Rewrite a pool with ceil_mode so that no window begins in the padding behind; whether one did.
+
+    That padding ends with the last window that begins before it. Where this is not beyond x, ceil_mode goes; the input
+    is hidden from inference where another axis needs it.
+    """
+    attributes = attributes_of(node)
+    kernel = attributes.get("kernel_shape", [])
+    count = len(kernel)
+    pads = list(attributes.get("pads", [0] * 2 * count))
+    strides, dilations = (attributes.get(name, [1] * count) for name in ("strides", "dilations"))
+    lengths = (scope.dims(node.input[0]) or ())[2:]
+    if not len(lengths) == len(strides) == len(dilations) == len(pads) // 2 == count:
+        return False
+    found = beyond = False
+    for n, (length, stride) in enumerate(zip(lengths, strides, strict=True)):
+        if not isinstance(length, int) or stride < 1:
+            beyond = True
+            continue
+        covered = extent(kernel[n], dilations[n])
+        steps, rest = divmod(length + pads[n] + pads[n + count] - covered, stride)
+        if rest and (steps + 1) * stride >= length + pads[n]:
+            pads[n + count], found = steps * stride + covered - length - pads[n], True
+        else:
+            beyond |= rest > 0
+    if found and min(pads) < 0 and beyond:
+        _hide_input(graph, node)
+    elif found:
+        replaced = "ceil_mode" if min(pads) < 0 else "pads"
+        assign(node.attribute, [a for a in node.attribute if a.name != replaced])
+        if replaced == "pads":
+            node.attribute.append(helper.make_attribute("pads", pads))
+    return found
 
 
 def _gives_up(node: NodeProto, scope: Scope) -> bool:

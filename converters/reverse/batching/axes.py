@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.batching.elementwise import aligned
+from onnx_backprop.converters.reverse.batching.folding import elementwise_folded
 from onnx_backprop.converters.reverse.batching.registry import (
     Answer,
     Rows,
@@ -72,10 +73,14 @@ def layer_norm_backward(op: Builder, node: Rows) -> Answer:
 
 @batching("QuantizeLinear", "DequantizeLinear")
 def quantize(op: Builder, node: Rows) -> Answer:
-    """One scale, or one for each entry along an axis."""
+    """One scale, or one for each entry along an axis; one that differs between rows is one along theirs."""
     rank = node.static_rank(1)
+    if rank == 0 and node.is_batched(1):
+        return node.again([node.rows(n) if node.has(n) else None for n in range(node.count)], axis=0, block_size=None)
     if not node.only(0) or rank is None or rank > 1 or node.int("block_size", 0):
         return None
+    if rank == 0 and (y := elementwise_folded(op, node)) is not None:
+        return y
     return node.again(node.values(), axis=shift(node.int("axis", 1)))
 
 

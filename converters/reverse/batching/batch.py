@@ -115,7 +115,7 @@ class _Walk:
         self._symbol, self._wanted = symbol, wanted
         self._length = op.length(next(iter(batched.values())), 0) if length is None else length
         self._instead: dict[ir.Value, ir.Value] = {}
-        self._folded: dict[ir.Value, ir.Value] = {}
+        self._folded: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._readers: defaultdict[ir.Value, set[ir.Node]] = defaultdict(set)
         self._waiting: list[ir.Node] = []  # for a Scan
         self._waited_for: set[ir.Value] = set()  # what they make

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.batching.elementwise import aligned
-from onnx_backprop.converters.reverse.batching.folding import moved
+from onnx_backprop.converters.reverse.batching.folding import fold, is_quantised, moved, unfold
 from onnx_backprop.converters.reverse.batching.registry import (
     Answer,
     Rows,
@@ -69,8 +69,11 @@ def flatten(op: Builder, node: Rows) -> Answer:
         if rank is None:
             return None
         axis += rank
+    value = node.rows(0)
+    if axis == 1 and (value in node.folded or is_quantised(value)):
+        return unfold(op, node, op.Flatten(fold(op, node, 0)), node.output(), node.lengths(0, 0, 1))
     sizes = (product(op, node.lengths(0, *part)) for part in ((0, axis), (axis, None)))
-    return in_shape(op, node.rows(0), node.length, *sizes)
+    return in_shape(op, value, node.length, *sizes)
 
 
 @batching("Squeeze")

@@ -42,7 +42,7 @@ class Rows(Forward):
     """A node of one row: `input(i)` and `rank(i)` are those of a row, `value(i)` and `rows(i)` have all rows.
 
     length: how many rows there are, 1-D int64 of one entry. folded: values (n, d, …) that were made as (n · d, …), with
-    these: between convolutions and what follows nothing stands that keeps onnxruntime from fusing them.
+    these and the length d: between convolutions and what follows nothing keeps onnxruntime from fusing them.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Rows(Forward):
         batched: Mapping[ir.Value, ir.Value],
         length: ir.Value,
         results: Collection[ir.Value],
-        folded: dict[ir.Value, ir.Value],
+        folded: dict[ir.Value, tuple[ir.Value, ir.Value]],
     ) -> None:
         super().__init__(node, set(), 0)
         self._op, self._batched, self.length, self._results = op, batched, length, results
@@ -74,7 +74,11 @@ class Rows(Forward):
     def is_read(self, index: int) -> bool:
         """Whether anybody wants an output."""
         value = self.output(index)
-        return bool(value.name) and (bool(value.uses()) or value in self._results)
+        return bool(value.name) and (bool(value.uses()) or self.is_result(index))
+
+    def is_result(self, index: int) -> bool:
+        """Whether an output is asked for at the end."""
+        return self.output(index) in self._results
 
     def value(self, index: int) -> ir.Value | None:
         """An input, with the rows along axis 0 where it differs between them."""
@@ -102,6 +106,8 @@ class Rows(Forward):
             return self._op.ints(known)
         if not self.is_batched(index):
             return self._op.lengths(self.input(index), start, end)
+        if (start, end) == (0, 1) and self._batched[self.input(index)] in self.folded:
+            return self.folded[self._batched[self.input(index)]][1]  # so that nobody reads what is not folded
         return self._op.Shape(self.value(index), start=start + 1, end=None if end is None else end + 1)
 
     def again(self, inputs: Sequence[Any], **changed: Any) -> list[ir.Value]:
@@ -136,9 +142,7 @@ def product(op: Builder, lengths: ir.Value) -> ir.Value:
 
 def repeated(op: Builder, value: ir.Value, length: ir.Value) -> ir.Value:
     """The same value for every row, along a new axis 0."""
-    if known_lengths(value) == []:
-        return op.Expand(value, length)
-    return op.Expand(op.Unsqueeze(value, [0]), op.joined(length, op.shape(value)))
+    return op.Expand(value, length if known_lengths(value) == [] else op.joined(length, op.shape(value)))
 
 
 def shifted(op: Builder, axes: ir.Value) -> ir.Value:

@@ -112,3 +112,15 @@ def test_the_winners_of_a_pool_are_found_once(shape: str, direction: str) -> Non
     assert left == (set() if shape[0] == "1" else {"MaxPoolBackward"} if direction == "reverse" else left)
     native = ob.jacobian(model, ["x"], ["y"], direction=direction, kernels="native")
     np.testing.assert_array_equal(answers(native, "native", x=x)["y_jacobian_x"], got["y_jacobian_x"])
+
+
+def test_a_crop_in_the_body_of_a_scan() -> None:
+    """onnxruntime writes CenterCropPad out under the same names inside and outside, so no gradient has one."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 4] x) => (float[N, 3, 5] y) <int64[1] k = {5}> '
+        "{ p = AveragePool<kernel_shape = [1]>(x) y = CenterCropPad<axes = [-1]>(p, k) }"
+    )
+    made = ob.jacobian(model, ["x"], ["y"])
+    (got,) = (value for name, value in answers(made, x=drawn(2, 3, 4)).items() if name != "y")
+    expected = np.einsum("na,cb,hw->nchabw", np.eye(2), np.eye(3), np.eye(5, 4))
+    np.testing.assert_array_equal(got, expected)

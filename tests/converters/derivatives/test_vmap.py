@@ -415,6 +415,54 @@ def test_a_seed_that_all_rows_share() -> None:
     )
 
 
+@pytest.mark.parametrize(("batch", "merged"), [("1", "batch"), ("2", "batch*2"), ("M", "batch*M")])
+def test_rows_in_a_batch_cost_no_copies(batch: str, merged: str) -> None:
+    """Lengths that are equal have one symbol, by which onnxruntime reuses buffers; the last operator writes the output."""
+    text = f"(float[{batch}, 4, 6, 6] x) => (float[{batch}, 4, 6, 6] y) {{ a = BatchNormalization(x, s, s, s, s) r = Relu(a) "
+    model = model_of(
+        text + "c = Conv<pads = [1, 1, 1, 1]>(r, k) y = Tanh(c) }", s=np.full(4, 0.5, "f"), k=drawn(4, 4, 3, 3)
+    )
+    mapped = check(model, {"x": drawn(3, 2 if batch == "M" else int(batch), 4, 6, 6)}, {"x": 0})
+    made = {name: node for node in mapped.graph.node for name in node.output}
+    assert made["y"].op_type == "Tanh"
+    shapes = {v.name: v for v in onnx.shape_inference.infer_shapes(mapped).graph.value_info}
+    lengths = {
+        shapes[name].type.tensor_type.shape.dim[0].dim_param
+        for name, node in made.items()
+        if node.op_type in ("BatchNormalization", "Relu", "Conv")
+    }
+    assert lengths == {merged}
+    assert not [node for node in made.values() if node.op_type == "Shape" and node.input[0] != "x"]
+
+
+@pytest.mark.parametrize("batch", ["1", "2", "M"])
+def test_a_quantised_network(batch: str) -> None:
+    """As onnxruntime looks for it: nothing stands between what quantises and what it is for."""
+    model = model_of(
+        f"(float[{batch}, 2, 4, 4] x) => (float[{batch}, 3] y) {{ q = QuantizeLinear(x, s, z) a = DequantizeLinear(q, s, z) "
+        "w = DequantizeLinear(k, s, z) c = Conv(a, w) r = Relu(c) rq = QuantizeLinear(r, s, z) d = DequantizeLinear(rq, s, z) "
+        "f = Flatten(d) v = DequantizeLinear(h, s, z) g = MatMul(f, v) gq = QuantizeLinear(g, s, z) "
+        "y = DequantizeLinear(gq, s, z) }",
+        s=np.array(0.04, "f"),
+        z=np.array(0, np.int8),
+        k=(9 * drawn(3, 2, 3, 3)).astype(np.int8),
+        h=(9 * drawn(12, 3)).astype(np.int8),
+    )
+    mapped = check(model, {"x": drawn(3, 1 if batch == "1" else 2, 2, 4, 4)}, {"x": 0})
+    made = {name: node.op_type for node in mapped.graph.node for name in node.output}
+    assert made[next(node for node in mapped.graph.node if node.op_type == "Conv").input[0]] == "DequantizeLinear"
+
+
+def test_gradients_of_rows_that_have_their_own_scale() -> None:
+    model = model_of(
+        "(float[2, 4] x) => (float[2, 4] y) { q, s, z = DynamicQuantizeLinear(x) d = DequantizeLinear(q, s, z) y = Mul(d, d) }"
+    )
+    feeds = {"x": drawn(3, 2, 4), "y_grad": drawn(3, 2, 4, seed=3)}
+    rows = check(ob.vjp(model, ["x"], ["y"], straight_through=True), feeds, {"x": 0, "y_grad": 0})
+    whole = ob.vjp(ob.vmap(model, {"x": 0}), ["x"], ["y"], straight_through=True)
+    np.testing.assert_allclose(run(whole, feeds)["x_grad"], run(rows, feeds)["x_grad"], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("kernels", ["onnx", "native"])
 def test_gradients_of_our_own_operators(kernels: str) -> None:
     text = (
@@ -427,6 +475,20 @@ def test_gradients_of_our_own_operators(kernels: str) -> None:
     feeds = {"x": drawn(3, 1, 2, 8, 8), "y_grad": drawn(3, 1, 3)}
     mapped = check(derived, feeds, dict.fromkeys(feeds, 0), atol=1e-5)
     assert not [node for node in mapped.graph.node if node.op_type == "Scan"]
+
+
+def test_a_shared_seed_that_was_widened_and_narrowed() -> None:
+    """Rows with as many steps as they say are a Scan, whose body reads the seed from outside."""
+    text = (
+        "(float[1, 2] x) => (float[1, 2] y) { a = Abs(x) m = ReduceMax<keepdims = 0>(a) b = Add(m, one) n = Cast<to = 7>(b) "
+        "h = Loop(n, yes, x) <body = step (int64 i, bool c, float[1, 2] s) => (bool d, float[1, 2] t) "
+        "{ t = Tanh(s) d = Identity(c) }> w = Cast<to = 11>(h) y = Cast<to = 1>(w) }"
+    )
+    model = ob.vjp(model_of(text, one=np.float32(1), yes=np.array(True)), ["x"], ["y"])
+    mapped = ob.vmap(model, {"x": 0, "y_grad": None})
+    x, dy = 2 * drawn(4, 1, 2), drawn(1, 2)
+    got = run(mapped, {"x": x, "y_grad": dy})["x_grad"]
+    np.testing.assert_allclose(got, [run(model, {"x": row, "y_grad": dy})["x_grad"] for row in x], rtol=1e-5)
 
 
 def test_functions_of_the_model() -> None:

@@ -1,4 +1,4 @@
-"""Conv and LSTM in other operators: onnxruntime computes the same, in float64 too, for which it has no kernels."""
+"""Conv, GRU, LSTM and RNN in other operators: onnxruntime computes the same, in float64 too, for which it has no kernels."""
 
 from __future__ import annotations
 
@@ -52,6 +52,33 @@ CASES = {
         (1, 2, 3),
         True,
     ),
+    "GRU": (
+        "(double[5, 2, 3] x) => (double[5, 2, 2, 4] y, double[2, 2, 4] h)"
+        ' { y, h = GRU <hidden_size = 4, direction = "bidirectional"> (x, w, r, b, , h0) }',
+        {"w": (2, 12, 3), "r": (2, 12, 4), "b": (2, 24), "h0": (2, 2, 4)},
+        (5, 2, 3),
+        True,
+    ),
+    "GRU, linear before reset": (
+        "(double[5, N, 3] x) => (double[1, N, 4] h)"
+        ' { y, h = GRU <hidden_size = 4, linear_before_reset = 1, direction = "reverse"> (x, w, r, b) }',
+        {"w": (1, 12, 3), "r": (1, 12, 4), "b": (1, 24)},
+        (5, 2, 3),
+        True,
+    ),
+    "GRU without biases": (
+        "(double[3, 2, 3] x) => (double[3, 1, 2, 4] y, double[3, 1, 2, 4] late)"
+        " { y = GRU <hidden_size = 4> (x, w, r) late = GRU <hidden_size = 4, linear_before_reset = 1> (x, w, r) }",
+        {"w": (1, 12, 3), "r": (1, 12, 4)},
+        (3, 2, 3),
+        True,
+    ),
+    "RNN": (
+        "(double[5, 2, 3] x) => (double[5, 1, 2, 4] y, double[1, 2, 4] h) { y, h = RNN <hidden_size = 4> (x, w, r, b, , h0) }",
+        {"w": (1, 4, 3), "r": (1, 4, 4), "b": (1, 8), "h0": (1, 2, 4)},
+        (5, 2, 3),
+        True,
+    ),
     "clipped": (
         "(double[5, 2, 3] x) => (double[1, 2, 4] h) { y, h = LSTM <hidden_size = 4, clip = 0.5> (x, w, r) }",
         LSTM,
@@ -85,9 +112,16 @@ def test_same_values(name: str) -> None:
     double, single = written_out(models["double"], steps=False), written_out(models["float"], steps=True)
     assert (double is not models["double"]) == handled
     assert written_out(models["float"], steps=False) is models["float"]
-    assert (single is not models["float"]) == (handled and "LSTM" in text)
+    assert (single is not models["float"]) == handled
     assert not any(node.metadata_props for node in (*double.graph.node, *single.graph.node))
     expected = run(models["float"], x.astype(np.float32))
     for found in [run(single, x.astype(np.float32)), *([run(double, x)] if handled else [])]:
         for value, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(value, other, atol=1e-5)
+
+
+def test_a_large_image_of_float32_is_left_to_its_kernel() -> None:
+    text = "(float[1, 4, 12, 12] x) => (float[1, 4, 10, 10] y) { y = Conv (x, w) }"
+    model = parser.parse_model(f'<ir_version: 9, opset_import: ["": 18]> g {text}')
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 4, 3, 3), np.float32), "w"))
+    assert written_out(model, steps=True) is model

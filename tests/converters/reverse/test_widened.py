@@ -1,5 +1,7 @@
 """Gradients of models in float16 and bfloat16."""
 
+from collections.abc import Callable
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -80,3 +82,17 @@ def test_the_types_of_what_is_asked_for() -> None:
     model = ob.backward(model_of("a = MatMul(x, w) y = Exp(a)", w), wrt=["x", "w"])
     assert {v.type.tensor_type.elem_type for v in model.graph.output} == {TensorProto.FLOAT16}
     assert all(value.type.tensor_type.elem_type == TensorProto.FLOAT16 for value in model.graph.input)
+
+
+@pytest.mark.parametrize("derivative", [ob.vjp, ob.jvp])
+def test_a_sequence_before_a_half_result(derivative: Callable[..., ModelProto]) -> None:
+    """Its type is that of a sequence, in the gradients too."""
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[N, 4] x) => (float16[N, 4] y) '
+        "{ s = SplitToSequence<axis = 0>(x) c = ConcatFromSequence<axis = 0>(s) d = Mul(c, c) y = Cast<to = 10>(d) }"
+    )
+    derived = derivative(model, ["x"], ["y"])
+    x, (seed,) = np.arange(8, dtype=np.float32).reshape(2, 4), ob.derivatives(derived)[-1].seeds.values()
+    ones = np.ones_like(x) if derivative is ob.jvp else np.ones((2, 4), np.float16)
+    (result,) = ob.derivatives(derived)[-1].results.values()
+    np.testing.assert_array_equal(ob.session(derived).run([result], {"x": x, seed: ones})[0], 2 * x)

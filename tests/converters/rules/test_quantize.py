@@ -353,3 +353,28 @@ def test_weights_stored_as_integers_are_told() -> None:
     with pytest.raises(ob.InvalidArgumentError, match=r"'s' \(quantization scale.*stored as integers.*ob\.dequantize"):
         ob.training_graph(model, loss="mse")
     assert list(ob.training_graph(model, loss="mse", trainable=["s"]).parameters) == ["s"]
+
+
+INSIDE = {
+    "branch": "q = If(c) <then_branch = t () => (int8[3, 4] a) { a = QuantizeLinear(x, s, z) }, "
+    "else_branch = e () => (int8[3, 4] b) { b = QuantizeLinear(x, s, z) }> d = DequantizeLinear(q, s, z)",
+    "scan": "q = Scan<num_scan_inputs = 1, body = b (float[4] r) => (int8[4] a) { a = QuantizeLinear(r, s, z) }>(x) "
+    "d = DequantizeLinear(q, s, z)",
+    "read": "q = QuantizeLinear(x, s, z) d = If(c) <then_branch = t () => (float[3, 4] a) "
+    "{ a = DequantizeLinear(q, s, z) }, else_branch = e () => (float[3, 4] b) { b = DequantizeLinear(q, s, z) }>",
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_rounded_numbers_of_branches_and_loops(name: str) -> None:
+    """A gradient goes through what a branch has rounded; elsewhere it is refused, and never left out."""
+    head = '<ir_version: 10, opset_import: ["": 21]> g (float[3, 4] x) => (float[3, 4] y) <float s = {0.1}, int8 z = {3}, bool c = {1}>'
+    model = parser.parse_model(f"{head} {{ {INSIDE[name]} y = Mul(d, d) }}")
+    if name != "branch":
+        with pytest.raises(ob.UnsupportedError, match="works on rounded numbers"):
+            ob.vjp(model, ["x"], ["y"], straight_through=True)
+        return
+    derived = ob.vjp(model, ["x"], ["y"], straight_through=True)
+    x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+    (dx,) = ob.session(derived).run(["x_grad"], {"x": x, "y_grad": np.ones_like(x)})
+    np.testing.assert_allclose(np.asarray(dx), 2 * 0.1 * np.round(x / 0.1), rtol=1e-5, atol=1e-6)
