@@ -25,8 +25,11 @@ _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requi
 # whose scales a quantiser has added to what was exported
 _IN_BLOCKS = ("MatMulNBits", "GatherBlockQuantized", "MatMulBnb4", "QMoE")
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
-_MERGED_BY_TOOL = "by its name, a convolution has been merged with what follows it, as BatchNormalization"
-_FUSED = re.compile(r"Conv(Bn|Mul|Add)Fusion_")  # how onnxruntime names what it has computed
+_MERGED_BY_TOOL = "by its name, a product has been merged with what follows it, as BatchNormalization"
+_FUSED = re.compile(r"Conv(Bn|Mul|Add)Fusion_|.*_(weight|bias)_fused$")  # names of onnxruntime and onnxslim
+_REWRITTEN = re.compile(r"node_Conv(Transpose)?_\d+|getitem(_\d+)?")  # of torch's rewriter
+_OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScript's, of what a node makes
+_MOVING = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
 _WORDS = re.compile(r"[A-Za-z][a-z]*")
 # words in the last part of a name that only parameters have, or only buffers and constants
@@ -163,15 +166,18 @@ def _is_merged(uses: Sequence[Use], is_computed: Callable[[Origin], bool]) -> bo
 def _is_merged_by_name(uses: Sequence[Use]) -> bool:
     """Whether the convolution that reads a tensor first has a weight or a bias with a name that tools which merge give.
 
-    torch's rewriter calls the bias of X.weight X.weight_bias, onnxslim both tensors after the node's output y: y_weight
-    and y_bias.
+    torch's rewriter calls the bias of X.weight X.weight_bias, onnxslim both tensors after the node's output y, y_weight
+    and y_bias, and those of a Gemm after that of what it took away, z_weight_fused and z_bias_fused. A bias of zeros is
+    dropped: then the output's name is that of BatchNormalization's, or, of a FusedConv, the node's is the rewriter's.
     """
     node, index = uses[0] if uses else (None, 0)
     if node is None or node.op_type not in ("Conv", "ConvTranspose", "FusedConv", "Gemm") or index not in (1, 2):
         return False
     weight, bias = (str(value.name) if value is not None else "" for value in (*node.inputs, None, None)[1:3])
-    fused = weight == f"{node.outputs[0].name}_weight" or _FUSED.match(weight) or _FUSED.match(bias)
-    return bias == f"{weight}_bias" or bool(fused)
+    fused = weight == f"{node.outputs[0].name}_weight" or any(map(_FUSED.match, (weight, bias)))
+    name = str(node.name if node.op_type == "FusedConv" else node.outputs[0].name)
+    rewritten = _REWRITTEN.fullmatch(name) is not None
+    return bias == f"{weight}_bias" or fused or rewritten
 
 
 def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> _Verdict:
@@ -187,8 +193,10 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
     transposed = linear or node.op_type in ("GRU", "LSTM", "RNN")
     column = structure.is_vector(value) and array.ndim > 1 and array.shape[-1] == 1
     reshaped = column and node.op_type in ("Add", "Mul")
-    # a parameter that is read as it stands keeps its name
-    return _Verdict(doubt="" if transposed or reshaped else "the exporter has computed it")
+    # a parameter that is read as it stands keeps its name; what a tool has computed has the name of a node's output
+    named = _OUTPUT_OF.fullmatch(str(value.name))
+    moved = (transposed or reshaped) and (named is None or named[1] in _MOVING)
+    return _Verdict(doubt="" if moved else "the exporter has computed it")
 
 
 def _by_numbers(value: ir.Value, array: np.ndarray | None, uses: list[Use], context: _Context) -> str | None:

@@ -138,17 +138,20 @@ def unnamed(
 
     A missing parameter is named by its own name, by its module's or by the tensor of the file with its numbers; if
     the file has no such tensor, the exporter has folded it into one of the extra tensors or of the trained ones that
-    have no parameter's name: one of them is named.
+    have no parameter's name: one of them is named. Tensors that are trained and hold one number all over are those of
+    other parameters where there is an extra tensor; which of equal parameters is missing cannot be told.
     """
-    text = "\n".join(warnings)
+    text, trained = "\n".join(warnings), set(trained)
     holders = {*found.extra, *trained} - set(expected)
     named = any(_names(text, name) for name in (*holders, *found.extra))
     result = [name for name in found.extra if not _names(text, name)]
     for name in found.missing:
         numbers = _flat(expected[name])
-        stored = [k for k, v in file.items() if v.size == numbers.size and np.array_equal(_flat(v), numbers)]
+        others = trained if found.extra and numbers.size and numbers[0] == numbers[-1] else ()
+        stored = [k for k, v in file.items() if k not in others and np.array_equal(_flat(v), numbers)]
         folded = not stored and named
-        if not folded and not any(_names(text, k) for k in (name, name.rpartition(".")[0], *stored) if k):
+        alike = [k for k in expected if others and k not in file and np.array_equal(_flat(expected[k]), numbers)]
+        if not folded and not any(_names(text, k) for k in (name, name.rpartition(".")[0], *stored, *alike) if k):
             result.append(name)
     return result
 

@@ -182,6 +182,16 @@ def is_rearranged(name: str) -> bool:
     return _REARRANGED.fullmatch(name) is not None
 
 
+def is_computed(name: str) -> bool:
+    """Whether a name is one that TorchScript's exporter gives to what it has computed."""
+    return _COMPUTED.fullmatch(name) is not None
+
+
+def leaf_of(node: NodeProto, index: int) -> str:
+    """What a module calls the parameter that a node of it reads: `weight` or `bias`."""
+    return {"Add": "bias", "Mul": "weight"}.get(node.op_type) or _LEAVES.get(index, "weight")
+
+
 def owner(name: str) -> str:
     """The module that has a parameter, from the parameter's name."""
     return name.rpartition(".")[0]
@@ -230,7 +240,7 @@ def _by_name(name: str) -> Origin:
     """What a name in a file of TorchScript says."""
     if _LITERAL.fullmatch(name):
         return Origin(CONSTANT)
-    return Origin(FOLDED) if _COMPUTED.fullmatch(name) else Origin(NAMED, name)
+    return Origin(FOLDED) if is_computed(name) else Origin(NAMED, name)
 
 
 def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[str, Origin]:
@@ -243,7 +253,7 @@ def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[
             continue
         node, index = readers[name][0]
         module = module_of(node)
-        leaf = {"Add": "bias", "Mul": "weight"}.get(node.op_type) or _LEAVES.get(index, "weight")
+        leaf = leaf_of(node, index)
         bias = _bias_behind(node, readers, scripted) if node.op_type == "MatMul" else ""
         guess = bias[: -len("bias")] + "weight" if owner(bias) and bias.endswith("bias") else f"{module}.{leaf}"
         if guess.startswith("."):

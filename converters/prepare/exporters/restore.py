@@ -21,6 +21,8 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     NAMED,
     Origin,
     arguments_of,
+    is_computed,
+    leaf_of,
     module_of,
     operation_of,
     owner,
@@ -76,17 +78,18 @@ def separate_named(
     stored = {tensor.name: tensor for tensor in proto.graph.initializer} | dict(large)
     outputs = {value.name for value in proto.graph.output}
     pairs: list[tuple[str, str]] = []
-    readers: dict[str, NodeProto] = {}
+    readers: dict[str, tuple[NodeProto, int]] = {}
     for node in proto.graph.node:
-        for name in node.input if node.op_type != "Identity" else ():
-            readers.setdefault(name, node)
+        for n, name in enumerate(node.input if node.op_type != "Identity" else ()):
+            readers.setdefault(name, (node, n))
     for node in list(proto.graph.node):
         tensor = stored.get(node.input[0]) if is_standard(node, "Identity") else None
-        kind = origins_by_name.get(tensor.name, Origin()).kind if tensor is not None else ""
-        if tensor is None or kind not in (NAMED, FOLDED) or node.output[0] in outputs or is_stop(node):
+        kept = origins_by_name.get(tensor.name, Origin()).kind if tensor is not None else ""
+        if tensor is None or kept not in (NAMED, FOLDED) or node.output[0] in outputs or is_stop(node):
             continue
+        kind = FOLDED if is_computed(node.output[0]) else kept
         name = node.output[0] if kind == NAMED else _read_as(readers.get(node.output[0]))
-        before = tensor.name if kind == NAMED else _read_as(readers.get(tensor.name))
+        before = tensor.name if kept == NAMED else _read_as(readers.get(tensor.name))
         siblings = name != before and _INDEX.sub("#", name) == _INDEX.sub("#", before)
         if not (siblings or (name != before and _is_uniform(tensor))):
             continue
@@ -96,13 +99,49 @@ def separate_named(
         proto.graph.node.remove(node)
         origins_by_name[new.name] = Origin(kind, name)
         pairs.append((tensor.name, new.name))
+    return pairs + _separate_modules(proto, origins_by_name)
+
+
+def _separate_modules(proto: ModelProto, origins_by_name: dict[str, Origin]) -> list[tuple[str, str]]:
+    """Give the modules a tensor each that read one of equal numbers, which is another's by its name; the pairs.
+
+    A tool that has removed the Identity nodes leaves them so. The names of nodes say which modules they are in.
+    """
+    pairs: list[tuple[str, str]] = []
+    readers, names = uses(proto.graph.node), used_names(proto.graph)
+    for tensor in list(proto.graph.initializer):
+        origin = origins_by_name.get(tensor.name, Origin())
+        if origin.kind != NAMED or len(readers[tensor.name]) < 2 or not _is_uniform(tensor):
+            continue
+        for node, index in readers[tensor.name]:
+            name = _read_elsewhere(node, index, origin.name)
+            if name and name not in names:
+                new = copied(tensor)
+                new.name = name
+                names.add(name)
+                proto.graph.initializer.append(new)
+                origins_by_name[name] = Origin(NAMED, name)
+                pairs.append((tensor.name, name))
+            if name and (tensor.name, name) in pairs:
+                node.input[index] = name
     return pairs
 
 
-def _read_as(reader: NodeProto | None) -> str:
+def _read_elsewhere(node: NodeProto, index: int, name: str) -> str:
+    """The name of the parameter that a node reads, if it is one of another module than the one that has `name`."""
+    module, whole = module_of(node), owner(name)
+    if not module or f".{whole}".endswith(f".{module}"):
+        return ""
+    place = _PLACES.get(node.op_type, {}).get(index, "bias" if index == 2 and is_standard(node, *_BIASED) else "")
+    if not place and f".{_INDEX.sub('#', whole)}".endswith(f".{_INDEX.sub('#', module)}"):
+        place = name.rpartition(".")[2]  # as of another layer
+    return f"{module}.{place}" if place and not place.startswith("running_") else ""
+
+
+def _read_as(reader: tuple[NodeProto, int] | None) -> str:
     """The name in the module of a tensor of the exporter's, from the first node that reads it; "" if unknown."""
-    module = "" if reader is None else module_of(reader)
-    return f"{module}.{'bias' if reader is not None and reader.op_type == 'Add' else 'weight'}" if module else ""
+    module = "" if reader is None else module_of(reader[0])
+    return f"{module}.{leaf_of(*reader)}" if reader and module else ""
 
 
 def unfold(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[str, TensorProto]) -> None:

@@ -104,6 +104,8 @@ def test_names_of_torchscript_before_numbers(name: str, array: np.ndarray, train
         ("y_weight", "y_bias", True),  # onnxslim, after the output y
         ("ConvBnFusion_W_conv1.weight", "ConvBnFusion_BN_B_bn1.bias", True),  # onnxruntime
         ("ConvMulFusion_W_fc.weight", "fc.bias", True),
+        ("linear_1_weight_fused", "linear_1_bias_fused", True),  # onnxslim, of a Gemm and a Mul
+        ("val_5_weight", "linear_1_bias_fused", True),  # and an Add
         ("conv1.weight", "conv1.bias", False),
         ("conv1_weight", "conv1_bias", False),
     ],
@@ -114,7 +116,7 @@ def test_convolutions_that_a_tool_has_merged(weight: str, bias: str, merged: boo
     assert set(graph.parameters) == {weight, bias}
     for name in (weight, bias):
         assert (f"'{name}'" in said) is merged
-    assert ("a convolution has been merged with what follows it" in said) is merged
+    assert ("a product has been merged with what follows it" in said) is merged
 
 
 def convolution(weight: str, bias: str) -> ModelProto:
