@@ -38,9 +38,10 @@ _PARAMETER_WORDS |= {"tokens", "scale", "shift", "gain", "alpha", "w", "b"}
 _SURE_WORDS = {"weight", "bias", "embed", "embedding", "embeddings", "token", "tokens", "gamma", "table"}
 _WEIGHT_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "coef"}  # that numbers do not overrule
 _GATE_WORDS = {"alpha", "gain", "gate", "rezero", "shift"}  # of single numbers
-_BUFFER_WORDS = {"anchor", "anchors", "basis", "blur", "buffer", "codebook", "dct", "dft", "ema", "eps", "filter"}
-_BUFFER_WORDS |= {"filters", "freq", "freqs", "frequencies", "grid", "index", "laplacian", "mask", "mean", "mel", "pe"}
-_BUFFER_WORDS |= {"positions", "sobel", "std", "var", "window"}
+_BUFFER_WORDS = {"adj", "adjacency", "alibi", "anchor", "anchors", "basis", "blur", "buffer", "codebook", "cumprod"}
+_BUFFER_WORDS |= {"dct", "dft", "ema", "eps", "filter", "filters", "freq", "freqs", "frequencies", "grid", "index"}
+_BUFFER_WORDS |= {"laplacian", "mask", "masks", "mean", "mel", "offsets", "pe", "positions", "queue", "slopes"}
+_BUFFER_WORDS |= {"sobel", "std", "stride", "strides", "var", "window"}
 _CONSTANT_WORDS = {"const", "constant", "fill", "mask", "one", "ones", "zero", "zeros"}
 
 
@@ -213,7 +214,7 @@ def _by_numbers(value: ir.Value, array: np.ndarray | None, uses: list[Use], cont
             return values.MASK
         if values.is_ramp(array):
             return values.POSITIONS
-        return values.in_product(array) if any(node.op_type in ("Conv", "MatMul") for node, _ in uses) else None
+        return values.in_product(array) if any(node.op_type in ("Conv", "Gemm", "MatMul") for node, _ in uses) else None
     if value in context.normalising and structure.is_vector(value):
         return STATISTIC
     if array is not None and (role := values.in_arithmetic(array)) is not None:

@@ -51,6 +51,11 @@ _REARRANGED = re.compile(
     r"(val|t|transpose|permute|view|unsafe_view|reshape|flatten|unsqueeze|squeeze|expand|clone|slice|select|split"
     r"|getitem|unbind|chunk|embedding|index|index_select|narrow|repeat|tile|alias|contiguous|lift_fresh_copy)(_\d+)*"
 )
+_OPERATIONS = re.compile(  # what it calls what it computes otherwise
+    r"(abs|add|bmm|cat|clamp(_max|_min)?|cos|cumsum|div|einsum|exp|expm1|flip|gelu|linalg_\w+|linear|log|log1p|log_softmax"
+    r"|masked_fill|matmul|maximum|mean|minimum|mm|mul|neg|norm|pow|reciprocal|relu|roll|rsqrt|rsub|sigmoid|sign|silu|sin"
+    r"|softmax|softplus|sqrt|square|stack|std|sub|sum|tanh|tril|triu|var|where)(_\d+)*"
+)
 _EMBEDDING = re.compile(r"embedding(_\d+)*")
 _POSITIONS = re.compile(r"(arange|add|sub)(_\d+)*")  # what torch computes the positions with that an embedding looks up
 _INDEX = re.compile(
@@ -89,9 +94,10 @@ def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Or
         return {name: Origin(CONSTANT) for name in constants} | stated | known
     if proto.producer_name != "pytorch":
         return known
-    # another tool may have written what it computed of a node as a Constant, under the name of the node's output
+    exported = any(node.name.startswith("node_") for node in proto.graph.node)  # by torch.export, before another tool
+    # that may have written what it computed of a node as a Constant, under the name of the node's output
     literal = {name: _by_name(name) if _OUTPUT.fullmatch(name) else Origin(CONSTANT) for name in constants}
-    scripted = literal | {name: _by_name(name) for name in names}
+    scripted = literal | {name: _by_name(name, exported=exported) for name in names}
     return scripted | _names_of_folded(proto, scripted) | known
 
 
@@ -236,11 +242,12 @@ def _stated(name: str, props: Mapping[str, str], targets: Mapping[str, str]) -> 
     return Origin(BUFFER, buffers[0]) if len(buffers) == 1 else Origin(BUFFER if buffers else CONSTANT)
 
 
-def _by_name(name: str) -> Origin:
-    """What a name in a file of TorchScript says."""
+def _by_name(name: str, *, exported: bool = False) -> Origin:
+    """What a name in a file of TorchScript says, or in one of `torch.export` that has lost its metadata."""
     if _LITERAL.fullmatch(name):
         return Origin(CONSTANT)
-    return Origin(FOLDED) if is_computed(name) else Origin(NAMED, name)
+    computed = is_computed(name) or (exported and (is_rearranged(name) or _OPERATIONS.fullmatch(name) is not None))
+    return Origin(FOLDED) if computed else Origin(NAMED, name)
 
 
 def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[str, Origin]:

@@ -119,6 +119,72 @@ def test_convolutions_that_a_tool_has_merged(weight: str, bias: str, merged: boo
     assert ("a product has been merged with what follows it" in said) is merged
 
 
+def test_a_convolution_that_torch_has_merged_and_whose_bias_is_gone() -> None:
+    """The metadata is gone too, as after onnxruntime's optimizer: the output has the name of BatchNormalization's."""
+    for output, merged in (("getitem", True), ("getitem_3", True), ("conv2d", False)):
+        file = convolution("conv1.weight", "conv1.bias")
+        node = file.graph.node[0]
+        del node.input[2:], file.graph.initializer[1:]
+        node.output[0] = file.graph.output[0].name = output
+        graph, said = told_of(file)
+        assert set(graph.parameters) == {"conv1.weight"}
+        assert ("'conv1.weight' (by its name, a product has been merged" in said) is merged
+
+
+def test_a_bias_of_what_is_merged_that_is_a_copy_of_another() -> None:
+    """TorchScript keeps one tensor of zeros, and hands it on under the name of what it has computed."""
+    file = convolution("n.weight", "n.bias")
+    file.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.zeros(4, np.float32), "n.bias"))
+    merged = numpy_helper.from_array(np.float32(np.arange(16)).reshape(4, 4, 1, 1) ** 0.5, "onnx::Conv_8")
+    file.graph.initializer.append(merged)
+    file.graph.node[0].output[0] = "h"
+    nodes = helper.make_node("Identity", ["n.bias"], ["onnx::Conv_9"]), file.graph.node[0]
+    last = helper.make_node("Conv", ["h", "onnx::Conv_8", "onnx::Conv_9"], ["y"], "/layer/conv/Conv")
+    assign(file.graph.node, [*nodes, last])
+    graph, said = told_of(file)
+    assert set(graph.parameters) == {"n.weight", "n.bias", "onnx::Conv_8", "onnx::Conv_9"}
+    (doubts,) = (line for line in said.splitlines() if "does not say for sure" in line)
+    assert "'layer.conv.weight' (onnx::Conv_8), 'layer.conv.bias' (onnx::Conv_9) (the exporter has merged" in doubts
+    assert "(the file calls it" not in doubts
+
+
+def test_a_gate_that_a_tool_has_computed() -> None:
+    """A column for each channel, that is read by Mul: by its name an Unsqueeze has moved it, or an Exp has made it."""
+    for name, computed in (("/a/Unsqueeze_output_0", False), ("/a/Exp_1_output_0", True), ("onnx::Mul_9", False)):
+        file = scripted("h = MatMul(x, w) y = Mul(h, gate)", {"w": W, "gate": W[:, :1]}, {"y": "/a/Mul"})
+        file.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
+        file.graph.initializer[1].name = file.graph.node[1].input[1] = name
+        graph, said = told_of(file)
+        assert name in graph.parameters
+        assert (f"({name}) (the exporter has computed it)" in said) is computed
+
+
+def test_equal_parameters_of_several_modules_that_a_tool_has_merged() -> None:
+    """Without the Identity nodes, the names of the nodes say which modules they are in; a module may be called twice."""
+    body = (
+        "a = LayerNormalization<axis = -1>(x, n1.scale, n1.bias) b = LayerNormalization<axis = -1>(a, n1.scale, n1.bias) "
+        "c = LayerNormalization<axis = -1>(b, n1.scale, n1.bias) d = Mul(c, n1.scale) y = Mul(d, n1.gate)"
+    )
+    tensors = {"n1.scale": np.ones(3, np.float32), "n1.bias": np.zeros(3, np.float32), "n1.gate": W[:, 0]}
+    names = {"a": "/n1/LayerNormalization", "b": "/n1/LayerNormalization_1", "c": "/head/norm/LayerNormalization"}
+    graph, said = told_of(scripted(body, tensors, {**names, "d": "/n2/Mul", "y": "/Mul"}))
+    apart = {"head.norm.weight", "head.norm.bias", "n2.scale"}
+    assert set(graph.parameters) == {*tensors, *apart}
+    for name in apart:
+        assert f"and '{name}'" in said
+    assert "'n1.scale' is read by /n1/LayerNormalization, /n1/LayerNormalization_1" in said
+
+
+@pytest.mark.parametrize(("node", "computed"), [("node_linear", True), ("/l/MatMul", False)])
+def test_names_that_torch_export_gives_to_what_it_computes(node: str, computed: bool) -> None:
+    """The metadata is gone, as after onnxslim. In a file of TorchScript a parameter may be called so."""
+    tensors = {"l.weight": W, "embedding_1": W[:, 0] * 2, "exp": W[0] * 3, "emb": W[0]}
+    file = scripted("a = Add(x, embedding_1) b = MatMul(a, l.weight) c = Mul(b, exp) y = Add(c, emb)", tensors, {"b": node})
+    graph, said = told_of(file)
+    assert set(graph.parameters) == set(tensors)
+    assert ("'embedding_1', 'exp' (the exporter has computed it)" in said) is computed
+
+
 def convolution(weight: str, bias: str) -> ModelProto:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 5, 5]) for name in ("x", "y"))
     rng = np.random.default_rng(3)
