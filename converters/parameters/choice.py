@@ -16,19 +16,26 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters import structure, values
-from onnx_backprop.converters.parameters.structure import NEVER_TRAINED, SINGLE, STATISTIC, Use
+from onnx_backprop.converters.parameters.structure import CLASSES, FREQUENCY, NEVER_TRAINED, SINGLE, STATISTIC, Use
 from onnx_backprop.converters.prepare.exporters.origins import FOLDED, FROZEN, NAMED, Origin, origin_of
 from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER
 
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
+_CODEBOOK = "it is read as a codebook, which the module may renew without a gradient"
 # whose scales a quantiser has added to what was exported
 _IN_BLOCKS = ("MatMulNBits", "GatherBlockQuantized", "MatMulBnb4", "QMoE")
+_COMPUTED = "the exporter has computed it"
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
 _MERGED_BY_TOOL = "by its name, a product has been merged with what follows it, as BatchNormalization"
+_PRODUCTS, _WITH_ACTIVATION = ("Conv", "ConvTranspose", "Gemm"), ("FusedConv", "FusedGemm")
 _FUSED = re.compile(r"Conv(Bn|Mul|Add)Fusion_|.*_(weight|bias)_fused$")  # names of onnxruntime and onnxslim
-_REWRITTEN = re.compile(r"node_Conv(Transpose)?_\d+|getitem(_\d+)?")  # of torch's rewriter
+_REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+|getitem(_\d+)?")  # of torch's rewriter
 _OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScript's, of what a node makes
+_WRITTEN = re.compile(r"val_\d+|/(.*/)?(Cast|Sqrt)(_\d+)?_output_\d+")  # single numbers that the code has, or lengths
+_OF_PARAMETERS = (SINGLE, values.SYMMETRIC, values.AVERAGES)  # what an exporter may have computed from a parameter
+# what a parameter may be that requires no gradient, which no exporter says
+_FIXED = (values.ANGLES, values.BANK, values.POSITIONS, values.REPEATED, values.SYMMETRIC, values.AVERAGES, FREQUENCY)
 _MOVING = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
 _WORDS = re.compile(r"[A-Za-z][a-z]*")
@@ -90,20 +97,23 @@ class _Verdict:
 def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
     uses = list(structure.uses_of(value))
     defined = next((role for use in uses if (role := structure.defines(value, *use)) is not None), None)
+    array = None if value.const_value is None else value.const_value.numpy()
     if defined in NEVER_TRAINED:
         return _Verdict(defined)
     if origin.kind == PARAMETER:
         if origin.parts and _is_merged(uses, lambda other: bool(other.parts)):
             return _Verdict(doubt=_MERGED)
         parts = ", ".join(map(repr, origin.parts))
-        if not parts and value in context.angles:
-            return _Verdict(doubt=f"its numbers are those of a {values.ANGLES}, which the module may not train")
+        table = (
+            values.ANGLES if value in context.angles else structure.FREQUENCY if structure.makes_angles(value) else ""
+        )
+        if table and len(origin.parts) < 2:
+            return _Verdict(doubt=f"its numbers are those of a {table}, which the module may not train")
         return _Verdict(doubt=f"the exporter has computed it from {parts}" if parts else "")
     if origin.kind in _KINDS:
         return _Verdict(defined or _KINDS[origin.kind])
     if defined is None and _is_merged_by_name(uses):
         return _Verdict(doubt=_MERGED_BY_TOOL)
-    array = None if value.const_value is None else value.const_value.numpy()
     if origin.kind == NAMED:
         return _judged_by_name(value, origin.name, array, uses, defined, context)
     if defined is not None:
@@ -115,6 +125,8 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
         )
     role = _by_numbers(value, array, uses, context)
     if role is not None:
+        if origin.kind == FOLDED and role in _OF_PARAMETERS:
+            return _of_exporter(value, array, uses)
         return _against_name(value, role)
     return _of_exporter(value, array, uses) if origin.kind == FOLDED else _Verdict()
 
@@ -140,11 +152,14 @@ def _judged_by_name(
     role = _by_numbers(value, array, uses, context)
     leaf = _words(name.rpartition(".")[2])
     role = None if role == SINGLE else role
+    if defined is not None and defined.startswith(CLASSES):
+        return _Verdict(defined)
     buffer = not leaf.isdisjoint(_BUFFER_WORDS)
     if not leaf.isdisjoint(_SURE_WORDS) and not buffer and defined is None:
         if role is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
             return _Verdict(doubt="a bias has one axis; the file calls it neither parameter nor buffer")
-        return _Verdict(doubt="" if role is None else f"its numbers are those of a {role}")
+        doubt = "" if role is None else f"its numbers are those of a {role}"
+        return _Verdict(doubt=doubt or _CODEBOOK if structure.is_codebook(value) else doubt)
     if defined is not None and (structure.reader_of(defined) in _IN_BLOCKS or not leaf.isdisjoint(_CONSTANT_WORDS)):
         return _Verdict(defined)
     if role is not None:
@@ -172,11 +187,11 @@ def _is_merged_by_name(uses: Sequence[Use]) -> bool:
     dropped: then the output's name is that of BatchNormalization's, or, of a FusedConv, the node's is the rewriter's.
     """
     node, index = uses[0] if uses else (None, 0)
-    if node is None or node.op_type not in ("Conv", "ConvTranspose", "FusedConv", "Gemm") or index not in (1, 2):
+    if node is None or node.op_type not in (*_PRODUCTS, *_WITH_ACTIVATION) or index not in (1, 2):
         return False
     weight, bias = (str(value.name) if value is not None else "" for value in (*node.inputs, None, None)[1:3])
     fused = weight == f"{node.outputs[0].name}_weight" or any(map(_FUSED.match, (weight, bias)))
-    name = str(node.name if node.op_type == "FusedConv" else node.outputs[0].name)
+    name = str(node.name if node.op_type in _WITH_ACTIVATION else node.outputs[0].name)
     rewritten = _REWRITTEN.fullmatch(name) is not None
     return bias == f"{weight}_bias" or fused or rewritten
 
@@ -187,9 +202,9 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
         return _Verdict(doubt=_MERGED)
     node = uses[0][0] if uses else None
     if structure.is_single(value):
-        return _Verdict(SINGLE, "the exporter has computed it")
+        return _Verdict(SINGLE, "" if _WRITTEN.fullmatch(str(value.name)) else _COMPUTED)
     if node is None or array is None:
-        return _Verdict(doubt="the exporter has computed it")
+        return _Verdict(doubt=_COMPUTED)
     linear = node.op_type == "MatMul" and array.ndim > 1 and origin_of(value).name != ""  # of a module inside
     transposed = linear or node.op_type in ("GRU", "LSTM", "RNN")
     column = structure.is_vector(value) and array.ndim > 1 and array.shape[-1] == 1
@@ -197,7 +212,7 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
     # a parameter that is read as it stands keeps its name; what a tool has computed has the name of a node's output
     named = _OUTPUT_OF.fullmatch(str(value.name))
     moved = (transposed or reshaped) and (named is None or named[1] in _MOVING)
-    return _Verdict(doubt="" if moved else "the exporter has computed it")
+    return _Verdict(doubt="" if moved else _COMPUTED)
 
 
 def _by_numbers(value: ir.Value, array: np.ndarray | None, uses: list[Use], context: _Context) -> str | None:

@@ -137,12 +137,14 @@ def unnamed(
     """The tensors of a difference that no warning names.
 
     A missing parameter is named by its own name, by its module's or by the tensor of the file with its numbers; if
-    the file has no such tensor, the exporter has folded it into one of the extra tensors or of the trained ones that
-    have no parameter's name: one of them is named. Tensors that are trained and hold one number all over are those of
-    other parameters where there is an extra tensor; which of equal parameters is missing cannot be told.
+    the file has no such tensor, the exporter has folded it into one of the extra tensors, of the trained ones that have
+    no parameter's name or of the doubtful ones: one of them is named. Tensors that are trained and hold one number all
+    over are those of other parameters where there is an extra tensor; which of equal ones is missing cannot be told.
     """
-    text, trained = "\n".join(warnings), set(trained)
-    holders = {*found.extra, *trained} - set(expected)
+    warnings, trained = list(warnings), set(trained)
+    text = "\n".join(warnings)
+    doubts = "\n".join(line for line in warnings if "does not say for sure" in line)
+    holders = {*found.extra, *trained, *(k for k in file if _names(doubts, k))} - set(expected)
     named = any(_names(text, name) for name in (*holders, *found.extra))
     result = [name for name in found.extra if not _names(text, name)]
     for name in found.missing:

@@ -23,6 +23,7 @@ from onnx_backprop.converters.prepare.exporters.torch_metadata import (
     REQUIRES_GRAD,
     signature,
 )
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.order import uses
@@ -39,6 +40,7 @@ _ORIGIN, _MODULE, _PARTS = (
 MISSING = "onnx_backprop.missing"  # a graph's metadata: the parameters of the module that the file has not
 DETACHED = "onnx_backprop.detached"  # a graph's metadata: nodes behind a detach() that is not in the file
 SEPARATED = "onnx_backprop.separated"  # a graph's metadata: pairs of equal parameters that the file had as one tensor
+TIED = "onnx_backprop.tied"  # a graph's metadata: pairs of names that are one tensor of the file and stay one
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: what torch's optimizer computed it from
 FX = "pkg.torch.onnx.fx_node"  # a node's metadata: the operation of torch that it comes from, with its arguments
 _ARGUMENTS, _VALUES = re.compile(r"\(args = \((.*)\), kwargs = "), re.compile(r"%(\w+)")
@@ -51,6 +53,7 @@ _REARRANGED = re.compile(
     r"(val|t|transpose|permute|view|unsafe_view|reshape|flatten|unsqueeze|squeeze|expand|clone|slice|select|split"
     r"|getitem|unbind|chunk|embedding|index|index_select|narrow|repeat|tile|alias|contiguous|lift_fresh_copy)(_\d+)*"
 )
+_FILLED = re.compile(r"(new_)?(ones|zeros|full|scalar_tensor|eye|fill)(_like)?(_\d+)*")  # of one number, or of two
 _OPERATIONS = re.compile(  # what it calls what it computes otherwise
     r"(abs|add|bmm|cat|clamp(_max|_min)?|cos|cumsum|div|einsum|exp|expm1|flip|gelu|linalg_\w+|linear|log|log1p|log_softmax"
     r"|masked_fill|matmul|maximum|mean|minimum|mm|mul|neg|norm|pow|reciprocal|relu|roll|rsqrt|rsub|sigmoid|sign|silu|sin"
@@ -63,6 +66,14 @@ _INDEX = re.compile(
 )  # names of buffers of integers: what is taken by them is no other number
 NOTHING: Mapping[str, Sequence[Any]] = {}
 _OUTPUT = re.compile(r"/.*_output_\d+")
+BIASED = ("Conv", "ConvTranspose", "Gemm")
+# the names that modules of PyTorch have for inputs of an operator
+PLACES = {
+    "BatchNormalization": {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"},
+    "InstanceNormalization": {1: "weight", 2: "bias"},
+    "LayerNormalization": {1: "weight", 2: "bias"},
+    "RMSNormalization": {1: "weight"},
+}
 _LEAVES = {1: "weight", 2: "bias"}  # of products and normalisations, by the input
 
 
@@ -110,7 +121,7 @@ def attach(
             assign(proto.graph.metadata_props, [entry for entry in proto.graph.metadata_props if entry.key != key])
         if entries:
             proto.graph.metadata_props.add(key=key, value=json.dumps(entries))
-    exported = bool(signature(proto))  # whose parameters and buffers are all named
+    exported = bool(signature(proto)) or proto.producer_name == "pytorch"  # then parameters are in the main graph
     for tensor in proto.graph.initializer:
         origin = origins_by_name.get(tensor.name, Origin(CONSTANT) if exported and not origin_of(tensor).kind else None)
         if origin is None and not origin_of(tensor).kind:
@@ -142,12 +153,18 @@ def inherit(new: ir.TensorProtocol, old: ir.TensorProtocol, name: str) -> None:
 
 
 def restored(graph: ir.Graph, key: str) -> list[Any]:
-    """What a prepared graph says under MISSING and DETACHED, names, or under SEPARATED, pairs of names."""
+    """What a prepared graph says under MISSING and DETACHED, names, or under SEPARATED and TIED, pairs of names."""
     try:
         entries = json.loads(graph.metadata_props.get(key, "[]"))
     except ValueError:
         return []
     return entries if isinstance(entries, list) else []
+
+
+def is_uniform(tensor: TensorProto) -> bool:
+    """Whether all numbers of a tensor are equal."""
+    array = to_array(tensor)
+    return bool(array.size and (array == array.flat[0]).all())
 
 
 def module_of(node: NodeProto | ir.Node) -> str:
@@ -159,8 +176,13 @@ def module_of(node: NodeProto | ir.Node) -> str:
     if text:
         scopes = _listed(text)
         return scopes[-2] if len(scopes) > 1 else ""
+    return scope_of(node.name or "")
+
+
+def scope_of(name: str) -> str:
+    """The module that TorchScript's name of a node or its output is in: /layer1/layer1.0/conv1/Conv."""
     path = ""
-    for part in (node.name or "").split("/")[1:-1]:  # TorchScript: /layer1/layer1.0/conv1/Conv
+    for part in name.split("/")[1:-1]:
         last = path.rpartition(".")[2] if path else ""
         whole = next((end for end in (path, last) if end and part.startswith(f"{end}.")), None)
         path = f"{path.removesuffix(whole)}{part}" if whole else f"{path}.{part}" if path else part
@@ -196,6 +218,11 @@ def is_computed(name: str) -> bool:
 def leaf_of(node: NodeProto, index: int) -> str:
     """What a module calls the parameter that a node of it reads: `weight` or `bias`."""
     return {"Add": "bias", "Mul": "weight"}.get(node.op_type) or _LEAVES.get(index, "weight")
+
+
+def is_filled(name: str) -> bool:
+    """Whether torch has filled a tensor with a number, by the name that it has given it, as `zeros_like`."""
+    return _FILLED.fullmatch(name) is not None
 
 
 def owner(name: str) -> str:
@@ -244,7 +271,7 @@ def _stated(name: str, props: Mapping[str, str], targets: Mapping[str, str]) -> 
 
 def _by_name(name: str, *, exported: bool = False) -> Origin:
     """What a name in a file of TorchScript says, or in one of `torch.export` that has lost its metadata."""
-    if _LITERAL.fullmatch(name):
+    if _LITERAL.fullmatch(name) or (exported and is_filled(name)):
         return Origin(CONSTANT)
     computed = is_computed(name) or (exported and (is_rearranged(name) or _OPERATIONS.fullmatch(name) is not None))
     return Origin(FOLDED) if computed else Origin(NAMED, name)

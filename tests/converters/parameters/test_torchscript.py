@@ -51,7 +51,9 @@ def test_what_torchscript_merged(kept: str, other: str, array: np.ndarray, apart
             assign(names, [other if name == "n.b" else name for name in names])
     graph, said = told_of(file)
     assert (other in graph.parameters) is apart
-    assert (f"'{kept}' and '{other}'" in said) is apart
+    assert f"'{kept}' and '{other}'" in said
+    assert ("They are trained apart" in said) is apart
+    assert ("It is trained as one" in said) is not apart
 
 
 def test_names_of_transposed_weights_that_torchscript_merged() -> None:
@@ -179,7 +181,9 @@ def test_equal_parameters_of_several_modules_that_a_tool_has_merged() -> None:
 def test_names_that_torch_export_gives_to_what_it_computes(node: str, computed: bool) -> None:
     """The metadata is gone, as after onnxslim. In a file of TorchScript a parameter may be called so."""
     tensors = {"l.weight": W, "embedding_1": W[:, 0] * 2, "exp": W[0] * 3, "emb": W[0]}
-    file = scripted("a = Add(x, embedding_1) b = MatMul(a, l.weight) c = Mul(b, exp) y = Add(c, emb)", tensors, {"b": node})
+    file = scripted(
+        "a = Add(x, embedding_1) b = MatMul(a, l.weight) c = Mul(b, exp) y = Add(c, emb)", tensors, {"b": node}
+    )
     graph, said = told_of(file)
     assert set(graph.parameters) == set(tensors)
     assert ("'embedding_1', 'exp' (the exporter has computed it)" in said) is computed
