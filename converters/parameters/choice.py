@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.parameters import structure, values
 from onnx_backprop.converters.parameters.structure import CLASSES, FREQUENCY, NEVER_TRAINED, SINGLE, STATISTIC, Use
-from onnx_backprop.converters.prepare.exporters.origins import FOLDED, FROZEN, NAMED, Origin, origin_of
+from onnx_backprop.converters.prepare.exporters.origins import FOLDED, FROZEN, NAMED, Origin, is_operation, origin_of
 from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER
 
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
@@ -28,9 +28,9 @@ _IN_BLOCKS = ("MatMulNBits", "GatherBlockQuantized", "MatMulBnb4", "QMoE")
 _COMPUTED = "the exporter has computed it"
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
 _MERGED_BY_TOOL = "by its name, a product has been merged with what follows it, as BatchNormalization"
-_PRODUCTS, _WITH_ACTIVATION = ("Conv", "ConvTranspose", "Gemm"), ("FusedConv", "FusedGemm")
 _FUSED = re.compile(r"Conv(Bn|Mul|Add)Fusion_|.*_(weight|bias)_fused$")  # names of onnxruntime and onnxslim
-_REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+|getitem(_\d+)?")  # of torch's rewriter
+# outputs of torch's rewriter, behind onnxruntime's, which joins the activation
+_REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+/\w+|getitem(_\d+)?")
 _OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScript's, of what a node makes
 _WRITTEN = re.compile(r"val_\d+|/(.*/)?(Cast|Sqrt)(_\d+)?_output_\d+")  # single numbers that the code has, or lengths
 _OF_PARAMETERS = (SINGLE, values.SYMMETRIC, values.AVERAGES)  # what an exporter may have computed from a parameter
@@ -184,15 +184,14 @@ def _is_merged_by_name(uses: Sequence[Use]) -> bool:
 
     torch's rewriter calls the bias of X.weight X.weight_bias, onnxslim both tensors after the node's output y, y_weight
     and y_bias, and those of a Gemm after that of what it took away, z_weight_fused and z_bias_fused. A bias of zeros is
-    dropped: then the output's name is that of BatchNormalization's, or, of a FusedConv, the node's is the rewriter's.
+    dropped: then the output's name is that of BatchNormalization's, or what was joined has the rewriter's.
     """
     node, index = uses[0] if uses else (None, 0)
-    if node is None or node.op_type not in (*_PRODUCTS, *_WITH_ACTIVATION) or index not in (1, 2):
+    if node is None or node.op_type not in ("Conv", "ConvTranspose", "FusedConv", "Gemm") or index not in (1, 2):
         return False
     weight, bias = (str(value.name) if value is not None else "" for value in (*node.inputs, None, None)[1:3])
     fused = weight == f"{node.outputs[0].name}_weight" or any(map(_FUSED.match, (weight, bias)))
-    name = str(node.name if node.op_type in _WITH_ACTIVATION else node.outputs[0].name)
-    rewritten = _REWRITTEN.fullmatch(name) is not None
+    rewritten = _REWRITTEN.fullmatch(str(node.outputs[0].name)) is not None
     return bias == f"{weight}_bias" or fused or rewritten
 
 
@@ -211,7 +210,7 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
     reshaped = column and node.op_type in ("Add", "Mul")
     # a parameter that is read as it stands keeps its name; what a tool has computed has the name of a node's output
     named = _OUTPUT_OF.fullmatch(str(value.name))
-    moved = (transposed or reshaped) and (named is None or named[1] in _MOVING)
+    moved = (transposed or reshaped) and (named is None or named[1] in _MOVING) and not is_operation(str(value.name))
     return _Verdict(doubt="" if moved else _COMPUTED)
 
 

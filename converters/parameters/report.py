@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.choice import Choice
-from onnx_backprop.converters.parameters.structure import NEVER_TRAINED, is_vector
+from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
 from onnx_backprop.converters.parameters.values import is_uniform
 from onnx_backprop.converters.prepare.exporters.origins import (
     DETACHED,
@@ -125,12 +125,10 @@ def tied(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
 
 
 def read_twice(trained: Collection[ir.Value]) -> str:
-    """The matrices that several nodes read of which the file does not say which module they are in."""
+    """The tensors that several nodes read of which the file does not say which module they are in."""
     texts: list[str] = []
     for value in trained:
-        readers = [
-            node for node, _ in value.uses() if origin_of(value).kind in (NAMED, FOLDED) and not is_vector(value)
-        ]
+        readers = [node for node, _ in value.uses() if origin_of(value).kind in (NAMED, FOLDED) and size(value) > 1]
         unknown = [node for node in readers if not module_of(node) and not (node.name or "").startswith("/")]
         if len(readers) > 1 and unknown and not (value.const_value and is_uniform(value.const_value.numpy())):
             texts.append(f"{shown(value)} by {', '.join(repr(node.name) for node in readers[:_FEW])}")

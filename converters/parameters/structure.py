@@ -205,7 +205,10 @@ def makes_angles(value: ir.Value) -> bool:
         products = ("Einsum", "MatMul") if is_vector(value) else ()
         if node.op_type not in ("Mul", "Div", *products):
             return False
-        ends.update(end.op_type for end, _ in uses_of(node.outputs[0]))
+        after = [end for end, _ in uses_of(node.outputs[0])]
+        if len(after) == 1 and is_standard(after[0], "Mul"):  # as by 2π
+            after = [end for end, _ in uses_of(after[0].outputs[0])]
+        ends.update(end.op_type for end in after)
     return ends == {"Sin", "Cos"}
 
 

@@ -220,6 +220,11 @@ def leaf_of(node: NodeProto, index: int) -> str:
     return {"Add": "bias", "Mul": "weight"}.get(node.op_type) or _LEAVES.get(index, "weight")
 
 
+def is_operation(name: str) -> bool:
+    """Whether torch has computed a tensor by more than moving numbers, by the name that it has given it."""
+    return _OPERATIONS.fullmatch(name) is not None
+
+
 def is_filled(name: str) -> bool:
     """Whether torch has filled a tensor with a number, by the name that it has given it, as `zeros_like`."""
     return _FILLED.fullmatch(name) is not None
@@ -273,7 +278,7 @@ def _by_name(name: str, *, exported: bool = False) -> Origin:
     """What a name in a file of TorchScript says, or in one of `torch.export` that has lost its metadata."""
     if _LITERAL.fullmatch(name) or (exported and is_filled(name)):
         return Origin(CONSTANT)
-    computed = is_computed(name) or (exported and (is_rearranged(name) or _OPERATIONS.fullmatch(name) is not None))
+    computed = is_computed(name) or (exported and (is_rearranged(name) or is_operation(name)))
     return Origin(FOLDED) if computed else Origin(NAMED, name)
 
 

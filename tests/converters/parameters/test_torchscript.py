@@ -123,7 +123,7 @@ def test_convolutions_that_a_tool_has_merged(weight: str, bias: str, merged: boo
 
 def test_a_convolution_that_torch_has_merged_and_whose_bias_is_gone() -> None:
     """The metadata is gone too, as after onnxruntime's optimizer: the output has the name of BatchNormalization's."""
-    for output, merged in (("getitem", True), ("getitem_3", True), ("conv2d", False)):
+    for output, merged in (("getitem", True), ("getitem_3", True), ("node_Conv_8/Conv", True), ("conv2d", False)):
         file = convolution("conv1.weight", "conv1.bias")
         node = file.graph.node[0]
         del node.input[2:], file.graph.initializer[1:]
