@@ -70,7 +70,7 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value]) -> Choice:
     What merely looks like a constant, as a single number does that plain arithmetic reads, is a parameter where
     `floats` has no other and the file says nothing of them; not where the weights are stored as integers.
     """
-    context = _Context(set(structure.normalising(graph)), structure.angle_tables(floats))
+    context = _Context(set(structure.normalising(graph)), structure.angle_tables(floats), _frozen_norms(floats))
     verdicts = {value: _judged(value, origin_of(value), context) for value in floats}
     left_out = {value: verdict.left_out for value, verdict in verdicts.items() if verdict.left_out}
     if len(left_out) == len(verdicts) and not structure.has_integer_weights(graph):
@@ -82,16 +82,27 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value]) -> Choice:
 
 @dataclass(frozen=True)
 class _Context:
-    """The tensors that an input is normalised by, and the tables of sines and cosines."""
+    """What an input is normalised by, the tables of sines and cosines, and the modules of `_frozen_norms`."""
 
     normalising: set[ir.Value]
     angles: set[ir.Value]
+    frozen_norms: set[str]
 
 
 @dataclass(frozen=True)
 class _Verdict:
     left_out: str = ""  # what a tensor is that is no parameter
     doubt: str = ""
+
+
+def _frozen_norms(floats: Collection[ir.Value]) -> set[str]:
+    """The modules whose running statistics plain arithmetic reads: what they scale by are buffers too."""
+    return {
+        name.removesuffix(".running_var")
+        for value in floats
+        if (name := origin_of(value).name).endswith(".running_var")
+        and all(node.op_type != "BatchNormalization" for node, _ in structure.uses_of(value))
+    }
 
 
 def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
@@ -154,6 +165,8 @@ def _judged_by_name(
     role = None if role == SINGLE else role
     if defined is not None and defined.startswith(CLASSES):
         return _Verdict(defined)
+    if leaf in ({"weight"}, {"bias"}) and name.rpartition(".")[0] in context.frozen_norms:
+        return _Verdict(BUFFERS[1], "its module has running statistics for itself, as FrozenBatchNorm2d")
     buffer = not leaf.isdisjoint(_BUFFER_WORDS)
     if not leaf.isdisjoint(_SURE_WORDS) and not buffer and defined is None:
         if role is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
@@ -207,7 +220,7 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
     linear = node.op_type == "MatMul" and array.ndim > 1 and origin_of(value).name != ""  # of a module inside
     transposed = linear or node.op_type in ("GRU", "LSTM", "RNN")
     column = structure.is_vector(value) and array.ndim > 1 and array.shape[-1] == 1
-    reshaped = column and node.op_type in ("Add", "Mul")
+    reshaped = column and structure.is_affine(node)
     # a parameter that is read as it stands keeps its name; what a tool has computed has the name of a node's output
     named = _OUTPUT_OF.fullmatch(str(value.name))
     moved = (transposed or reshaped) and (named is None or named[1] in _MOVING) and not is_operation(str(value.name))

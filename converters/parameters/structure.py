@@ -94,6 +94,15 @@ def defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
     return None
 
 
+def is_affine(node: ir.Node) -> bool:
+    """Whether a node scales what InstanceNormalization gives, or shifts that, as the exporters write GroupNorm."""
+    for op_type in ("Add", "Mul"):
+        if is_standard(node, op_type):
+            values = (source_of(value) for value in node.inputs)
+            node = next((maker for v in values if v is not None and (maker := v.producer()) is not None), node)
+    return node.op_type == "InstanceNormalization"
+
+
 def is_codebook(value: ir.Value) -> bool:
     """Whether a table is read at the places of the largest or smallest numbers, as by a vector quantiser."""
     for node, index in uses_of(value):

@@ -59,7 +59,7 @@ _OPERATIONS = re.compile(  # what it calls what it computes otherwise
     r"|masked_fill|matmul|maximum|mean|minimum|mm|mul|neg|norm|pow|reciprocal|relu|roll|rsqrt|rsub|sigmoid|sign|silu|sin"
     r"|softmax|softplus|sqrt|square|stack|std|sub|sum|tanh|tril|triu|var|where)(_\d+)*"
 )
-_EMBEDDING = re.compile(r"embedding(_\d+)*")
+_EMBEDDING, _TAKEN = re.compile(r"embedding(_\d+)*"), re.compile(r"(embedding|index|index_select|gather)(_\d+)*")
 _POSITIONS = re.compile(r"(arange|add|sub)(_\d+)*")  # what torch computes the positions with that an embedding looks up
 _INDEX = re.compile(
     r"(ids|index|indices|idx)$"
@@ -89,6 +89,7 @@ class Origin(NamedTuple):
     name: str = ""
     parts: tuple[str, ...] = ()
     moved: bool = False  # whether the exporter has moved numbers alone; not written down
+    taken: bool = False  # whether by indices from a table; not written down
 
 
 def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Origin]:
@@ -269,7 +270,8 @@ def _stated(name: str, props: Mapping[str, str], targets: Mapping[str, str]) -> 
         moved = all(map(is_rearranged, (name, *steps)))
         only = len(computed_from) == 1 and moved
         whole = parameters[0] if len(parameters) == 1 else ""
-        return Origin(PARAMETER, whole, () if only else tuple(sources), moved)
+        taken = any(map(_TAKEN.fullmatch, (name, *steps)))
+        return Origin(PARAMETER, whole, () if only else tuple(sources), moved, taken)
     buffers = [target for target, kind in sources.items() if kind == BUFFER]
     return Origin(BUFFER, buffers[0]) if len(buffers) == 1 else Origin(BUFFER if buffers else CONSTANT)
 

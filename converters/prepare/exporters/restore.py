@@ -78,7 +78,9 @@ def unfold(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[st
         original, array = stored.get(origin.name), to_array(tensor)
         whole = np.array([]) if original is None else to_array(original)
         lengths = numpy_helper.from_array(np.array(array.shape, np.int64), unique(f"{name}/lengths", names))
-        new, once = None, _once(array, name, batches) if origin.parts and origin.moved else None
+        new = once = None
+        if origin.parts and origin.moved and not (origin.taken and array.ndim < 3):  # whose rows may be equal
+            once = _once(array, name, batches)
         if original is not None and origin.moved and array.ndim == 2 and np.array_equal(whole.T, array):
             nodes = [helper.make_node("Transpose", [original.name], [name], f"{name}/tied", perm=[1, 0])]
         elif original is not None and origin.moved and np.array_equal(whole.ravel(), array.ravel()):
