@@ -104,7 +104,7 @@ def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Or
     stated = _exported(proto, names)
     if stated:
         return {name: Origin(CONSTANT) for name in constants} | stated | known
-    if proto.producer_name != "pytorch":
+    if not _is_of_torch(proto):
         return known
     exported = any(node.name.startswith("node_") for node in proto.graph.node)  # by torch.export, before another tool
     # that may have written what it computed of a node as a Constant, under the name of the node's output
@@ -122,7 +122,7 @@ def attach(
             assign(proto.graph.metadata_props, [entry for entry in proto.graph.metadata_props if entry.key != key])
         if entries:
             proto.graph.metadata_props.add(key=key, value=json.dumps(entries))
-    exported = bool(signature(proto)) or proto.producer_name == "pytorch"  # then parameters are in the main graph
+    exported = bool(signature(proto)) or _is_of_torch(proto)  # then parameters are in the main graph
     for tensor in proto.graph.initializer:
         origin = origins_by_name.get(tensor.name, Origin(CONSTANT) if exported and not origin_of(tensor).kind else None)
         if origin is None and not origin_of(tensor).kind:
@@ -234,6 +234,12 @@ def is_filled(name: str) -> bool:
 def owner(name: str) -> str:
     """The module that has a parameter, from the parameter's name."""
     return name.rpartition(".")[0]
+
+
+def _is_of_torch(proto: ModelProto) -> bool:
+    """Whether torch wrote a model, by what a tool has left of it: its name, or those that TorchScript gives outputs."""
+    named = (node for node in proto.graph.node if node.output and node.name.startswith("/"))
+    return proto.producer_name == "pytorch" or any(node.output[0] == f"{node.name}_output_0" for node in named)
 
 
 def _exported(proto: ModelProto, names: Iterable[str]) -> dict[str, Origin]:

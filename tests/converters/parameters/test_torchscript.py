@@ -189,6 +189,65 @@ def test_names_that_torch_export_gives_to_what_it_computes(node: str, computed: 
     assert ("'embedding_1', 'exp' (the exporter has computed it)" in said) is computed
 
 
+def test_names_of_torchscript_behind_another_tool() -> None:
+    """onnxruntime's optimizer for transformers writes its own name into the file."""
+    body = "h = MatMul(x, l.weight) a = Add(h, bias) g = Mul(a, mask) y = Add(g, c)"
+    tensors = {"l.weight": W, "bias": W[0] ** 2, "mask": W[1], "c": W[2]}
+    for producer, known in (("onnxruntime.transformers", True), ("tf2onnx", False)):
+        file = scripted(body, tensors, {"h": "/l/MatMul", "y": "/Add_1"})
+        file.producer_name = producer
+        file.graph.node[0].output[0] = file.graph.node[1].input[0] = "/l/MatMul_output_0" if known else "h"
+        file.graph.initializer[3].name = file.graph.node[3].input[1] = "/Constant_1_output_0"
+        graph, _ = told_of(file)
+        assert set(graph.parameters) == {"l.weight", "bias", *(() if known else ("mask", "/Constant_1_output_0"))}
+
+
+def test_a_batch_normalisation_with_buffers_for_weights() -> None:
+    """FrozenBatchNorm2d writes out what BatchNormalization would do."""
+    body = (
+        "h = MatMul(x, l.weight) s = Sqrt(n.running_var) a = Sub(h, n.running_mean) b = Div(a, s) c = Mul(b, n.weight) "
+        "y = Add(c, n.bias)"
+    )
+    tensors = {f"n.{name}": W[k] + 2 for k, name in enumerate(("running_var", "weight", "bias"))}
+    graph, said = told_of(scripted(body, {"l.weight": W, "n.running_mean": W[0], **tensors}))
+    assert set(graph.parameters) == {"l.weight"}
+    assert "'n.weight', 'n.bias' (its module has running statistics for itself, as FrozenBatchNorm2d)" in said
+
+
+def test_copies_of_a_layer_that_a_tool_has_merged() -> None:
+    """nn.TransformerEncoder begins with copies; onnxsim keeps one tensor of each, and gives nodes its own names."""
+    body = (
+        "a = MatMul(x, q) b = Relu(a) c = Gemm(b, l0.out.weight, l0.out.bias) d = MatMul(c, q) e = Relu(d) "
+        "f = Gemm(e, l0.out.weight, l0.out.bias) g = MatMul(f, twice) h = MatMul(g, twice) y = Relu(h)"
+    )
+    square = np.linspace(1, 2, 9, dtype=np.float32).reshape(3, 3)
+    tensors = {"q": W[:, :3] + 1, "l0.out.weight": W[:, 1:], "l0.out.bias": W[0, :3], "twice": square}
+    names = {"a": "/l0/q/MatMul", "b": "/l0/Relu", "d": "MatMul_4", "e": "/l1/Relu"}
+    names |= {"c": "/l0/out/Gemm", "f": "/l1/out/Gemm", "g": "/twice/MatMul", "h": "/twice/MatMul_1"}
+    file = scripted(body, tensors, names)
+    for node in file.graph.node:
+        assign(node.input, ["onnx::MatMul_7" if name == "q" else name for name in node.input])
+    file.graph.initializer[0].name = "onnx::MatMul_7"
+    graph, said = told_of(file)
+    apart = {"l1.out.weight", "l1.out.bias", "onnx::MatMul_7_2"}
+    assert set(graph.parameters) == {"onnx::MatMul_7", *apart, *tensors} - {"q"}
+    assert "'l0.out.weight' and 'l1.out.weight'" in said
+    assert "'twice' and" not in said
+    assert "read by several nodes" not in said
+    assert {row.name: row.module for row in graph.rows()}["onnx::MatMul_7_2"] == "l1.q.weight"
+
+
+def test_what_several_nodes_read_without_names_of_modules() -> None:
+    """As in a file of torch.export without metadata: a module that is called twice, or copies of one."""
+    names = {"h": "node_linear", "a": "node_add", "y": "node_linear_1"}
+    tensors = {"l.weight": W[:, :3] + 1, "l.bias": W[0, :3]}
+    file = scripted("h = Gemm(x, l.weight, l.bias) a = Tanh(h) y = Gemm(a, l.weight, l.bias)", tensors, names)
+    graph, said = told_of(file)
+    assert set(graph.parameters) == set(tensors)
+    readers = "by 'node_linear', 'node_linear_1'"
+    assert f"trained as one are 'l.weight' {readers}, 'l.bias' {readers}. Exporters" in said
+
+
 def convolution(weight: str, bias: str) -> ModelProto:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 5, 5]) for name in ("x", "y"))
     rng = np.random.default_rng(3)
