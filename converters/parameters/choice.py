@@ -28,7 +28,7 @@ _IN_BLOCKS = ("MatMulNBits", "GatherBlockQuantized", "MatMulBnb4", "QMoE")
 _COMPUTED = "the exporter has computed it"
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
 _MERGED_BY_TOOL = "by its name, a product has been merged with what follows it, as BatchNormalization"
-_FUSED = re.compile(r"Conv(Bn|Mul|Add)Fusion_|.*_(weight|bias)_fused$")  # names of onnxruntime and onnxslim
+_FUSED = re.compile(r"(Conv(Bn|Mul|Add)|MatMulBn)Fusion_|.*_(weight|bias)_fused$")  # names of onnxruntime and onnxslim
 # outputs of torch's rewriter, behind onnxruntime's, which joins the activation
 _REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+/\w+|getitem(_\d+)?")
 _OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScript's, of what a node makes

@@ -30,7 +30,7 @@ from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import uses
 from onnx_backprop.opset.graphs.walk import is_standard
 
-_INDEX = re.compile(r"\d+")
+_INDEX, _CALL = re.compile(r"\d+"), re.compile(r"_\d+$")
 _STEPS = 4  # nodes behind one without a name that are asked for its module
 Pairs = list[tuple[str, str]]
 _Readers = Mapping[str, Sequence[tuple[NodeProto, int]]]
@@ -139,7 +139,8 @@ def _of_copy(name: str, scope: str) -> str:
 
 def _of_module(name: str, module: str, node: NodeProto, index: int) -> str:
     """The name of the parameter that a node of another module reads; "" if it is the same module, or unknown."""
-    if not module or f".{owner(name)}".endswith(f".{module}"):
+    calls = {module, ".".join(_CALL.sub("", part) for part in module.split("."))}  # enc.4_1: the second call of enc.4
+    if not module or any(f".{owner(name)}".endswith(f".{call}") for call in calls):
         return ""
     place = PLACES.get(node.op_type, {}).get(index, "bias" if index == 2 and is_standard(node, *BIASED) else "")
     return f"{module}.{place}" if place and not place.startswith("running_") else ""

@@ -74,6 +74,7 @@ PLACES = {
     "LayerNormalization": {1: "weight", 2: "bias"},
     "RMSNormalization": {1: "weight"},
 }
+_SLIMMED = re.compile(r"(/.*_output_\d+)_weight")  # how onnxslim calls the weight of a product
 _LEAVES = {1: "weight", 2: "bias"}  # of products and normalisations, by the input
 
 
@@ -182,8 +183,8 @@ def module_of(node: NodeProto | ir.Node) -> str:
 
 def scope_of(name: str) -> str:
     """The module that TorchScript's name of a node or its output is in: /layer1/layer1.0/conv1/Conv."""
-    path = ""
-    for part in name.split("/")[1:-1]:
+    path, parts = "", name.split("/")[1:-1]
+    for part in parts[:-1] if name.endswith("Fusion") else parts:  # which onnxruntime writes behind a node's name
         last = path.rpartition(".")[2] if path else ""
         whole = next((end for end in (path, last) if end and part.startswith(f"{end}.")), None)
         path = f"{path.removesuffix(whole)}{part}" if whole else f"{path}.{part}" if path else part
@@ -286,6 +287,8 @@ def _by_name(name: str, *, exported: bool = False) -> Origin:
     """What a name in a file of TorchScript says, or in one of `torch.export` that has lost its metadata."""
     if _LITERAL.fullmatch(name) or (exported and is_filled(name)):
         return Origin(CONSTANT)
+    if (slimmed := _SLIMMED.fullmatch(name)) and (scope := scope_of(slimmed[1])):
+        return Origin(NAMED, f"{scope}.weight")
     computed = is_computed(name) or (exported and (is_rearranged(name) or is_operation(name)))
     return Origin(FOLDED) if computed else Origin(NAMED, name)
 

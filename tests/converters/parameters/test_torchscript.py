@@ -168,13 +168,13 @@ def test_equal_parameters_of_several_modules_that_a_tool_has_merged() -> None:
         "c = LayerNormalization<axis = -1>(b, n1.scale, n1.bias) d = Mul(c, n1.scale) y = Mul(d, n1.gate)"
     )
     tensors = {"n1.scale": np.ones(3, np.float32), "n1.bias": np.zeros(3, np.float32), "n1.gate": W[:, 0]}
-    names = {"a": "/n1/LayerNormalization", "b": "/n1/LayerNormalization_1", "c": "/head/norm/LayerNormalization"}
+    names = {"a": "/n1/LayerNormalization", "b": "/n1_1/LayerNormalization", "c": "/head/norm/LayerNormalization"}
     graph, said = told_of(scripted(body, tensors, {**names, "d": "/n2/Mul", "y": "/Mul"}))
     apart = {"head.norm.weight", "head.norm.bias", "n2.scale"}
     assert set(graph.parameters) == {*tensors, *apart}
     for name in apart:
         assert f"and '{name}'" in said
-    assert "'n1.scale' is read by /n1/LayerNormalization, /n1/LayerNormalization_1" in said
+    assert "'n1.scale' is read by /n1/LayerNormalization, /n1_1/LayerNormalization" in said
 
 
 @pytest.mark.parametrize(("node", "computed"), [("node_linear", True), ("/l/MatMul", False)])
@@ -235,6 +235,19 @@ def test_copies_of_a_layer_that_a_tool_has_merged() -> None:
     assert "'twice' and" not in said
     assert "read by several nodes" not in said
     assert {row.name: row.module for row in graph.rows()}["onnx::MatMul_7_2"] == "l1.q.weight"
+
+
+@pytest.mark.parametrize(
+    ("weight", "first", "second"),
+    [
+        ("l0.fc.weight", "/l0/fc/MatMul/MatMulAddFusion", "/l1/fc/MatMul/MatMulAddFusion"),  # onnxruntime
+        ("/l0/fc/MatMul_output_0_weight", "/l0/fc/MatMul_output_0", "/l1/fc/MatMul_output_0"),  # onnxslim
+    ],
+)
+def test_names_that_tools_give_to_copies_of_a_layer(weight: str, first: str, second: str) -> None:
+    file = scripted("h = MatMul(x, w) y = MatMul(h, w)", {"w": W[:, :3] + 1}, {"h": first, "y": second})
+    file.graph.initializer[0].name = file.graph.node[0].input[1] = file.graph.node[1].input[1] = weight
+    assert set(told_of(file)[0].parameters) == {weight, "l1.fc.weight"}
 
 
 def test_what_several_nodes_read_without_names_of_modules() -> None:
