@@ -30,6 +30,7 @@ _MERGED = "the exporter has merged a convolution with what follows it, as BatchN
 _MERGED_BY_TOOL = "by its name, a product has been merged with what follows it, as BatchNormalization"
 _FUSED = re.compile(r"(Conv(Bn|Mul|Add)|MatMulBn)Fusion_|.*_(weight|bias)_fused$")  # names of onnxruntime and onnxslim
 # outputs of torch's rewriter, behind onnxruntime's, which joins the activation
+_REWRITER = re.compile(r"node_Conv(Transpose)?_\d+")
 _REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+/\w+|getitem(_\d+)?")
 _OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScript's, of what a node makes
 _WRITTEN = re.compile(r"val_\d+|/(.*/)?(Cast|Sqrt)(_\d+)?_output_\d+")  # single numbers that the code has, or lengths
@@ -197,15 +198,17 @@ def _is_merged_by_name(uses: Sequence[Use]) -> bool:
 
     torch's rewriter calls the bias of X.weight X.weight_bias, onnxslim both tensors after the node's output y, y_weight
     and y_bias, and those of a Gemm after that of what it took away, z_weight_fused and z_bias_fused. A bias of zeros is
-    dropped: then the output's name is that of BatchNormalization's, or what was joined has the rewriter's.
+    dropped: then the output's name is that of BatchNormalization's, or what was joined has the rewriter's. With its own
+    bias a convolution has the name of torch's operation.
     """
     node, index = uses[0] if uses else (None, 0)
     if node is None or node.op_type not in ("Conv", "ConvTranspose", "FusedConv", "Gemm") or index not in (1, 2):
         return False
     weight, bias = (str(value.name) if value is not None else "" for value in (*node.inputs, None, None)[1:3])
     fused = weight == f"{node.outputs[0].name}_weight" or any(map(_FUSED.match, (weight, bias)))
-    rewritten = _REWRITTEN.fullmatch(str(node.outputs[0].name)) is not None
-    return bias == f"{weight}_bias" or fused or rewritten
+    y = str(node.outputs[0].name)
+    rewritten = _REWRITTEN.fullmatch(y) or (bias and _REWRITER.fullmatch(node.name or ""))
+    return bias in (f"{weight}_bias", f"{y}_bias") or fused or bool(rewritten)
 
 
 def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> _Verdict:

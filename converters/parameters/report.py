@@ -30,6 +30,7 @@ _ENOUGH = 0.9  # the share of a file's numbers below which it is said how many a
 _SHOWN = 40  # names that a warning lists
 _FEW = 4  # nodes of each
 _LEAST = 8  # numbers of two matrices that are not equal by chance
+_CALL = re.compile(r"_\d+(?=\.|$)")  # enc.4_1: the second call of enc.4
 _NUMBER = re.compile(r"\d+")
 _INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8)
 HOW = "frozen=[…] leaves a tensor out, trainable=[…] trains it; what ob.torch.export writes says which are parameters"
@@ -125,11 +126,12 @@ def tied(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
 
 
 def read_twice(trained: Collection[ir.Value]) -> str:
-    """The tensors that several nodes read of which the file does not say which module they are in."""
+    """The tensors that several nodes read, if these are in several modules or the file does not say in which."""
     texts: list[str] = []
     for value in trained:
         readers = [node for node, _ in value.uses() if origin_of(value).kind in (NAMED, FOLDED) and size(value) > 1]
-        unknown = [node for node in readers if not module_of(node) and not (node.name or "").startswith("/")]
+        modules = {_CALL.sub("", module_of(node)) for node in readers}
+        unknown = len(modules) > 1 or not all(module_of(node) or (node.name or "").startswith("/") for node in readers)
         if len(readers) > 1 and unknown and not (value.const_value and is_uniform(value.const_value.numpy())):
             texts.append(f"{shown(value)} by {', '.join(repr(node.name) for node in readers[:_FEW])}")
     if not texts:
