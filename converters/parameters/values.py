@@ -75,7 +75,7 @@ def _is_symmetric(matrix: np.ndarray) -> bool:
     """Whether a matrix is its transpose, and has numbers beside the diagonal, unlike what begins as the identity."""
     if matrix.shape[0] != matrix.shape[1] or not np.array_equal(matrix[0], matrix[:, 0]):
         return False
-    return np.array_equal(matrix, matrix.T) and np.count_nonzero(matrix) > np.count_nonzero(matrix.diagonal())
+    return np.array_equal(matrix, matrix.T) and bool(np.count_nonzero(matrix) > np.count_nonzero(matrix.diagonal()))
 
 
 def _are_averages(rows: np.ndarray) -> bool:
