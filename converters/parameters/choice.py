@@ -14,17 +14,28 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters import structure, values
-from onnx_backprop.converters.parameters.structure import NEVER_TRAINED, SINGLE, STATISTIC, Use
-from onnx_backprop.converters.prepare.exporters.origins import FOLDED, FROZEN, NAMED, Origin, origin_of
+from onnx_backprop.converters.parameters.structure import CLASSES, FREQUENCY, NEVER_TRAINED, SINGLE, STATISTIC, Use
+from onnx_backprop.converters.prepare.exporters.origins import FOLDED, FROZEN, NAMED, Origin, is_operation, origin_of
 from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER
 
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
+_CODEBOOK = "it is read as a codebook, which the module may renew without a gradient"
 # whose scales a quantiser has added to what was exported
 _IN_BLOCKS = ("MatMulNBits", "GatherBlockQuantized", "MatMulBnb4", "QMoE")
+_COMPUTED = "the exporter has computed it"
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
-_MERGED_BY_TOOL = "by its name, a convolution has been merged with what follows it, as BatchNormalization"
-_FUSED = re.compile(r"Conv(Bn|Mul|Add)Fusion_")  # how onnxruntime names what it has computed
+_MERGED_BY_TOOL = "by its name, a product has been merged with what follows it, as BatchNormalization"
+_FUSED = re.compile(r"(Conv(Bn|Mul|Add)|MatMulBn)Fusion_|.*_(weight|bias)_fused$")  # names of onnxruntime and onnxslim
+# outputs of torch's rewriter, behind onnxruntime's, which joins the activation
+_REWRITER = re.compile(r"node_Conv(Transpose)?_\d+")
+_REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+/\w+|getitem(_\d+)?")
+_OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScript's, of what a node makes
+_WRITTEN = re.compile(r"val_\d+|/(.*/)?(Cast|Sqrt)(_\d+)?_output_\d+")  # single numbers that the code has, or lengths
+_OF_PARAMETERS = (SINGLE, values.SYMMETRIC, values.AVERAGES)  # what an exporter may have computed from a parameter
+# what a parameter may be that requires no gradient, which no exporter says
+_FIXED = (values.ANGLES, values.BANK, values.POSITIONS, values.REPEATED, values.SYMMETRIC, values.AVERAGES, FREQUENCY)
+_MOVING = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
 _WORDS = re.compile(r"[A-Za-z][a-z]*")
 # words in the last part of a name that only parameters have, or only buffers and constants
@@ -33,9 +44,10 @@ _PARAMETER_WORDS |= {"tokens", "scale", "shift", "gain", "alpha", "w", "b"}
 _SURE_WORDS = {"weight", "bias", "embed", "embedding", "embeddings", "token", "tokens", "gamma", "table"}
 _WEIGHT_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "coef"}  # that numbers do not overrule
 _GATE_WORDS = {"alpha", "gain", "gate", "rezero", "shift"}  # of single numbers
-_BUFFER_WORDS = {"anchor", "anchors", "basis", "blur", "buffer", "codebook", "dct", "dft", "ema", "eps", "filter"}
-_BUFFER_WORDS |= {"filters", "freq", "freqs", "frequencies", "grid", "index", "laplacian", "mask", "mean", "mel", "pe"}
-_BUFFER_WORDS |= {"positions", "sobel", "std", "var", "window"}
+_BUFFER_WORDS = {"adj", "adjacency", "alibi", "anchor", "anchors", "basis", "blur", "buffer", "codebook", "cumprod"}
+_BUFFER_WORDS |= {"dct", "dft", "ema", "eps", "filter", "filters", "freq", "freqs", "frequencies", "grid", "index"}
+_BUFFER_WORDS |= {"laplacian", "mask", "masks", "mean", "mel", "offsets", "pe", "positions", "queue", "slopes"}
+_BUFFER_WORDS |= {"sobel", "std", "stride", "strides", "var", "window"}
 _CONSTANT_WORDS = {"const", "constant", "fill", "mask", "one", "ones", "zero", "zeros"}
 
 
@@ -57,7 +69,7 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value]) -> Choice:
     What merely looks like a constant, as a single number does that plain arithmetic reads, is a parameter where
     `floats` has no other and the file says nothing of them; not where the weights are stored as integers.
     """
-    context = _Context(set(structure.normalising(graph)), structure.angle_tables(floats))
+    context = _Context(set(structure.normalising(graph)), structure.angle_tables(floats), _frozen_norms(floats))
     verdicts = {value: _judged(value, origin_of(value), context) for value in floats}
     left_out = {value: verdict.left_out for value, verdict in verdicts.items() if verdict.left_out}
     if len(left_out) == len(verdicts) and not structure.has_integer_weights(graph):
@@ -69,10 +81,11 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value]) -> Choice:
 
 @dataclass(frozen=True)
 class _Context:
-    """The tensors that an input is normalised by, and the tables of sines and cosines."""
+    """What an input is normalised by, the tables of sines and cosines, and the modules of `_frozen_norms`."""
 
     normalising: set[ir.Value]
     angles: set[ir.Value]
+    frozen_norms: set[str]
 
 
 @dataclass(frozen=True)
@@ -81,23 +94,36 @@ class _Verdict:
     doubt: str = ""
 
 
+def _frozen_norms(floats: Collection[ir.Value]) -> set[str]:
+    """The modules whose running statistics plain arithmetic reads: what they scale by are buffers too."""
+    return {
+        name.removesuffix(".running_var")
+        for value in floats
+        if (name := origin_of(value).name).endswith(".running_var")
+        and all(node.op_type != "BatchNormalization" for node, _ in structure.uses_of(value))
+    }
+
+
 def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
     uses = list(structure.uses_of(value))
     defined = next((role for use in uses if (role := structure.defines(value, *use)) is not None), None)
+    array = None if value.const_value is None else value.const_value.numpy()
     if defined in NEVER_TRAINED:
         return _Verdict(defined)
     if origin.kind == PARAMETER:
         if origin.parts and _is_merged(uses, lambda other: bool(other.parts)):
             return _Verdict(doubt=_MERGED)
         parts = ", ".join(map(repr, origin.parts))
-        if not parts and value in context.angles:
-            return _Verdict(doubt=f"its numbers are those of a {values.ANGLES}, which the module may not train")
+        table = (
+            values.ANGLES if value in context.angles else structure.FREQUENCY if structure.makes_angles(value) else ""
+        )
+        if table and len(origin.parts) < 2:
+            return _Verdict(doubt=f"its numbers are those of a {table}, which the module may not train")
         return _Verdict(doubt=f"the exporter has computed it from {parts}" if parts else "")
     if origin.kind in _KINDS:
         return _Verdict(defined or _KINDS[origin.kind])
     if defined is None and _is_merged_by_name(uses):
         return _Verdict(doubt=_MERGED_BY_TOOL)
-    array = None if value.const_value is None else value.const_value.numpy()
     if origin.kind == NAMED:
         return _judged_by_name(value, origin.name, array, uses, defined, context)
     if defined is not None:
@@ -109,6 +135,8 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
         )
     role = _by_numbers(value, array, uses, context)
     if role is not None:
+        if origin.kind == FOLDED and role in _OF_PARAMETERS:
+            return _of_exporter(value, array, uses)
         return _against_name(value, role)
     return _of_exporter(value, array, uses) if origin.kind == FOLDED else _Verdict()
 
@@ -134,11 +162,16 @@ def _judged_by_name(
     role = _by_numbers(value, array, uses, context)
     leaf = _words(name.rpartition(".")[2])
     role = None if role == SINGLE else role
+    if defined is not None and defined.startswith(CLASSES):
+        return _Verdict(defined)
+    if leaf in ({"weight"}, {"bias"}) and name.rpartition(".")[0] in context.frozen_norms:
+        return _Verdict(BUFFERS[1], "its module has running statistics for itself, as FrozenBatchNorm2d")
     buffer = not leaf.isdisjoint(_BUFFER_WORDS)
     if not leaf.isdisjoint(_SURE_WORDS) and not buffer and defined is None:
         if role is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
             return _Verdict(doubt="a bias has one axis; the file calls it neither parameter nor buffer")
-        return _Verdict(doubt="" if role is None else f"its numbers are those of a {role}")
+        doubt = "" if role is None else f"its numbers are those of a {role}"
+        return _Verdict(doubt=doubt or _CODEBOOK if structure.is_codebook(value) else doubt)
     if defined is not None and (structure.reader_of(defined) in _IN_BLOCKS or not leaf.isdisjoint(_CONSTANT_WORDS)):
         return _Verdict(defined)
     if role is not None:
@@ -161,15 +194,19 @@ def _is_merged(uses: Sequence[Use], is_computed: Callable[[Origin], bool]) -> bo
 def _is_merged_by_name(uses: Sequence[Use]) -> bool:
     """Whether the convolution that reads a tensor first has a weight or a bias with a name that tools which merge give.
 
-    torch's rewriter calls the bias of X.weight X.weight_bias, onnxslim both tensors after the node's output y: y_weight
-    and y_bias.
+    torch's rewriter calls the bias of X.weight X.weight_bias, onnxslim both tensors after the node's output y, y_weight
+    and y_bias, and those of a Gemm after that of what it took away, z_weight_fused and z_bias_fused. A bias of zeros is
+    dropped: then the output's name is that of BatchNormalization's, or what was joined has the rewriter's. With its own
+    bias a convolution has the name of torch's operation.
     """
     node, index = uses[0] if uses else (None, 0)
     if node is None or node.op_type not in ("Conv", "ConvTranspose", "FusedConv", "Gemm") or index not in (1, 2):
         return False
     weight, bias = (str(value.name) if value is not None else "" for value in (*node.inputs, None, None)[1:3])
-    fused = weight == f"{node.outputs[0].name}_weight" or _FUSED.match(weight) or _FUSED.match(bias)
-    return bias == f"{weight}_bias" or bool(fused)
+    fused = weight == f"{node.outputs[0].name}_weight" or any(map(_FUSED.match, (weight, bias)))
+    y = str(node.outputs[0].name)
+    rewritten = _REWRITTEN.fullmatch(y) or (bias and _REWRITER.fullmatch(node.name or ""))
+    return bias in (f"{weight}_bias", f"{y}_bias") or fused or bool(rewritten)
 
 
 def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> _Verdict:
@@ -178,15 +215,17 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
         return _Verdict(doubt=_MERGED)
     node = uses[0][0] if uses else None
     if structure.is_single(value):
-        return _Verdict(SINGLE, "the exporter has computed it")
+        return _Verdict(SINGLE, "" if _WRITTEN.fullmatch(str(value.name)) else _COMPUTED)
     if node is None or array is None:
-        return _Verdict(doubt="the exporter has computed it")
+        return _Verdict(doubt=_COMPUTED)
     linear = node.op_type == "MatMul" and array.ndim > 1 and origin_of(value).name != ""  # of a module inside
     transposed = linear or node.op_type in ("GRU", "LSTM", "RNN")
     column = structure.is_vector(value) and array.ndim > 1 and array.shape[-1] == 1
-    reshaped = column and node.op_type in ("Add", "Mul")
-    # a parameter that is read as it stands keeps its name
-    return _Verdict(doubt="" if transposed or reshaped else "the exporter has computed it")
+    reshaped = column and structure.is_affine(node)
+    # a parameter that is read as it stands keeps its name; what a tool has computed has the name of a node's output
+    named = _OUTPUT_OF.fullmatch(str(value.name))
+    moved = (transposed or reshaped) and (named is None or named[1] in _MOVING) and not is_operation(str(value.name))
+    return _Verdict(doubt="" if moved else _COMPUTED)
 
 
 def _by_numbers(value: ir.Value, array: np.ndarray | None, uses: list[Use], context: _Context) -> str | None:
@@ -203,7 +242,7 @@ def _by_numbers(value: ir.Value, array: np.ndarray | None, uses: list[Use], cont
             return values.MASK
         if values.is_ramp(array):
             return values.POSITIONS
-        return values.in_product(array) if any(node.op_type in ("Conv", "MatMul") for node, _ in uses) else None
+        return values.in_product(array) if any(node.op_type in ("Conv", "Gemm", "MatMul") for node, _ in uses) else None
     if value in context.normalising and structure.is_vector(value):
         return STATISTIC
     if array is not None and (role := values.in_arithmetic(array)) is not None:

@@ -10,13 +10,25 @@ import onnx_ir as ir
 from onnx_backprop.converters.parameters.choice import Choice
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
 from onnx_backprop.converters.parameters.values import is_uniform
-from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING, SEPARATED, origin_of, restored
+from onnx_backprop.converters.prepare.exporters.origins import (
+    DETACHED,
+    FOLDED,
+    MISSING,
+    NAMED,
+    SEPARATED,
+    TIED,
+    module_of,
+    origin_of,
+    restored,
+)
 from onnx_backprop.converters.prepare.exporters.torch_metadata import TIES
 from onnx_backprop.opset.core.errors import printable, warn
 
 _ENOUGH = 0.9  # the share of a file's numbers below which it is said how many are trained
 _SHOWN = 40  # names that a warning lists
+_FEW = 4  # nodes of each
 _LEAST = 8  # numbers of two matrices that are not equal by chance
+_CALL = re.compile(r"_\d+(?=\.|$)")  # enc.4_1: the second call of enc.4
 _NUMBER = re.compile(r"\d+")
 _INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8)
 HOW = "frozen=[…] leaves a tensor out, trainable=[…] trains it; what ob.torch.export writes says which are parameters"
@@ -34,6 +46,8 @@ def warn_of(
         missing(graph),
         detached(graph),
         separated(graph, trained),
+        tied(graph, trained),
+        read_twice(trained),
         *(equal_weights(trained) if share and TIES not in graph.metadata_props else []),
     ]
     if share:
@@ -88,13 +102,41 @@ def detached(graph: ir.Graph) -> str:
 def separated(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
     """The parameters that the file has as one tensor, and that are trained apart."""
     names = {str(value.name) for value in trained}
-    pairs = [tuple(map(str, pair)) for pair in restored(graph, SEPARATED) if isinstance(pair, list) and len(pair) == 2]
-    pairs = [pair for pair in pairs if names.issuperset(pair)]
+    pairs = [pair for pair in _pairs(graph, SEPARATED) if names.issuperset(pair)]
     if not pairs:
         return ""
     return (
         f"the file has one tensor for each of these pairs, which are equal at first: {_listed(map(_pair, pairs))}. "
         f"They are trained apart. If the module has one parameter for both, tie=[{pairs[0]!r}] keeps them equal"
+    )
+
+
+def tied(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
+    """The parameters of several names that are trained as one."""
+    names = {str(value.name) for value in trained}
+    pairs = [pair for pair in _pairs(graph, TIED) if pair[0] in names]
+    if not pairs:
+        return ""
+    return (
+        f"the file has one tensor for each of these pairs: {_listed(map(_pair, pairs))}. It is trained as one. If the "
+        "module has two parameters that are equal at first, ob.torch.export keeps them apart"
+    )
+
+
+def read_twice(trained: Collection[ir.Value]) -> str:
+    """The tensors that several nodes read, if these are in several modules or the file does not say in which."""
+    texts: list[str] = []
+    for value in trained:
+        readers = [node for node, _ in value.uses() if origin_of(value).kind in (NAMED, FOLDED) and size(value) > 1]
+        modules = {_CALL.sub("", module_of(node)) for node in readers}
+        unknown = len(modules) > 1 or not all(module_of(node) or (node.name or "").startswith("/") for node in readers)
+        if len(readers) > 1 and unknown and not (value.const_value and is_uniform(value.const_value.numpy())):
+            texts.append(f"{shown(value)} by {', '.join(repr(node.name) for node in readers[:_FEW])}")
+    if not texts:
+        return ""
+    return (
+        f"read by several nodes and trained as one are {_listed(texts)}. Exporters and simplifiers keep one of equal "
+        "tensors, as of copies of a layer; if these are several, ob.torch.export keeps them apart"
     )
 
 
@@ -141,6 +183,10 @@ def shown(value: ir.Value) -> str:
 def size(value: ir.Value) -> int:
     """The number of a tensor's elements."""
     return 0 if value.const_value is None else int(value.const_value.size)
+
+
+def _pairs(graph: ir.Graph, key: str) -> list[tuple[str, ...]]:
+    return [tuple(map(str, pair)) for pair in restored(graph, key) if isinstance(pair, list) and len(pair) == 2]
 
 
 def _pair(names: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ from onnx_backprop.opset.functions.mat_mul_n_bits import MICROSOFT
 from onnx_backprop.opset.graphs.facts import HANDS_ON
 from onnx_backprop.opset.graphs.walk import is_standard
 
+CLASSES = "weight of a class"
 # operator -> {input: what the function has there}
 DEFINES: dict[str, dict[int, str]] = {
     "BatchNormalization": {3: "running statistic", 4: "running statistic"},
@@ -22,6 +23,7 @@ DEFINES: dict[str, dict[int, str]] = {
     "MaxRoiPool": {1: "region"},
     "MelWeightMatrix": {3: "limit", 4: "limit"},
     "Mod": {1: "divisor"},
+    "NegativeLogLikelihoodLoss": {2: CLASSES},
     "NonMaxSuppression": {3: "threshold", 4: "threshold"},
     "OneHot": {2: "value"},
     "Pad": {2: "padding value"},
@@ -31,6 +33,7 @@ DEFINES: dict[str, dict[int, str]] = {
     "Resize": {1: "region", 2: "scale"},
     "RoiAlign": {1: "region"},
     "STFT": {2: "window"},
+    "SoftmaxCrossEntropyLoss": {2: CLASSES},
     "Upsample": {1: "scale"},
 }
 _OF_PACKED = {2: SCALE, 3: "zero point"}  # the inputs of MatMulNBits, and 5, a bias
@@ -89,6 +92,25 @@ def defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
         if producer is not None and producer.op_type in _ROUNDED:
             return f"{SCALE} of {producer.op_type}"
     return None
+
+
+def is_affine(node: ir.Node) -> bool:
+    """Whether a node scales what InstanceNormalization gives, or shifts that, as the exporters write GroupNorm."""
+    for op_type in ("Add", "Mul"):
+        if is_standard(node, op_type):
+            values = (source_of(value) for value in node.inputs)
+            node = next((maker for v in values if v is not None and (maker := v.producer()) is not None), node)
+    return node.op_type == "InstanceNormalization"
+
+
+def is_codebook(value: ir.Value) -> bool:
+    """Whether a table is read at the places of the largest or smallest numbers, as by a vector quantiser."""
+    for node, index in uses_of(value):
+        places = source_of(node.inputs[1]) if is_standard(node, "Gather") and index == 0 else None
+        maker = None if places is None else places.producer()
+        if maker is not None and maker.op_type in ("ArgMax", "ArgMin"):
+            return True
+    return False
 
 
 def reader_of(what: str) -> str:
@@ -188,7 +210,10 @@ def makes_angles(value: ir.Value) -> bool:
         products = ("Einsum", "MatMul") if is_vector(value) else ()
         if node.op_type not in ("Mul", "Div", *products):
             return False
-        ends.update(end.op_type for end, _ in uses_of(node.outputs[0]))
+        after = [end for end, _ in uses_of(node.outputs[0])]
+        if len(after) == 1 and is_standard(after[0], "Mul"):  # as by 2π
+            after = [end for end, _ in uses_of(after[0].outputs[0])]
+        ends.update(end.op_type for end in after)
     return ends == {"Sin", "Cos"}
 
 

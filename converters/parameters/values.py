@@ -6,6 +6,7 @@ import numpy as np
 
 MASK, POSITIONS, ANGLES, BANK = "mask or limit", "table of positions", "table of sines and cosines", "bank of filters"
 REPEATED, SLOPES = "one filter for all channels", "slopes of positions"
+SYMMETRIC, AVERAGES = "symmetric matrix", "matrix of averages"  # of a graph, or of what resizes
 _HUGE = {2: 6e4, 4: 1e30, 8: 1e30}  # size of the element type -> from here on a number is a limit
 _MASKED = -100.0  # what a mask adds is this or less
 _HEAD, _ROWS = 256, 64  # numbers of a tensor, rows of a table, that are looked at
@@ -47,7 +48,7 @@ def in_arithmetic(array: np.ndarray) -> str | None:
 
 
 def in_product(array: np.ndarray) -> str | None:
-    """What a matrix or a kernel is that is no weight: a Fourier transform, a mel scale, one filter repeated."""
+    """What a matrix or a kernel is that is no weight: a Fourier transform, a mel scale, one filter, a graph."""
     if array.ndim < 2 or array.size < 8 or is_uniform(array):
         return None
     if array.ndim > 2 and len(array) > 1 and np.array_equal(array, np.broadcast_to(array[:1, :1], array.shape)):
@@ -56,6 +57,10 @@ def in_product(array: np.ndarray) -> str | None:
     if len(lengths) != 2:
         return None
     matrix = array.reshape(lengths)
+    if _is_symmetric(matrix):
+        return SYMMETRIC
+    if any(map(_are_averages, (matrix, matrix.T))):
+        return AVERAGES
     if array.size > _LARGE and not any(map(_may_be_none, (matrix, matrix.T))):
         return None
     matrix = matrix.astype(np.float64)
@@ -64,6 +69,22 @@ def in_product(array: np.ndarray) -> str | None:
     if _turns(matrix) or _turns(matrix.T):
         return ANGLES
     return BANK if any(_are_waves(m) or _are_bands(m) for m in (matrix, matrix.T)) else None
+
+
+def _is_symmetric(matrix: np.ndarray) -> bool:
+    """Whether a matrix is its transpose, and has numbers beside the diagonal, unlike what begins as the identity."""
+    if matrix.shape[0] != matrix.shape[1] or not np.array_equal(matrix[0], matrix[:, 0]):
+        return False
+    return np.array_equal(matrix, matrix.T) and bool(np.count_nonzero(matrix) > np.count_nonzero(matrix.diagonal()))
+
+
+def _are_averages(rows: np.ndarray) -> bool:
+    """Whether each row has shares of 1, of several columns in some row and not of all in any."""
+    for part in (rows[:1], rows):
+        if part.min() < 0 or np.abs(part.sum(axis=1, dtype=np.float64) - 1).max() > 1e-4:
+            return False
+    places = np.count_nonzero(rows, axis=1)
+    return bool(places.max() > 1 and places.max() < rows.shape[1])
 
 
 def _may_be_none(rows: np.ndarray) -> bool:

@@ -13,8 +13,9 @@ from onnx_ir.passes.common import InlinePass
 from onnx_backprop.converters.prepare.accept import put_back_domains, put_in_order
 from onnx_backprop.converters.prepare.exporters.detached import restore_detached
 from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights, mark_constants
-from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING, SEPARATED, attach, origins
-from onnx_backprop.converters.prepare.exporters.restore import restore, separate_named, unfold
+from onnx_backprop.converters.prepare.exporters.merged import separate_named
+from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING, SEPARATED, TIED, attach, origins
+from onnx_backprop.converters.prepare.exporters.restore import restore, unfold
 from onnx_backprop.converters.prepare.exporters.statistics import split_statistics
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
 from onnx_backprop.converters.prepare.inference.conv_lengths import explicit_pads
@@ -59,7 +60,7 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     origins_by_name = origins(proto, weights.tensors)
     changes: dict[str, Sequence[object]] = {MISSING: restore(proto, origins_by_name)}
     unfold(proto, origins_by_name, weights.tensors)
-    changes[SEPARATED] = separate_named(proto, origins_by_name, weights.tensors)
+    changes[SEPARATED], changes[TIED] = separate_named(proto, origins_by_name, weights.tensors)
     changes[DETACHED] = restore_detached(proto)
     declared = forget_declared(proto)
     proto = _inline(proto)

@@ -30,7 +30,11 @@ from tests.fidelity.subject import Subject
 RIGHT, WARNED, WRONG, REFUSED = "right", "warned", "wrong", "refused"
 NOT_EXPORTED, NOT_WRITTEN = "not exported", "not in the file"
 MODES = ("eval", "train")
-_TOLD = ("left out a detach()", "changes its buffers")  # of another way than the module's, with the names
+_TOLD = (
+    "left out a detach()",
+    "changes its buffers",
+    "trained as one",
+)  # of another way than the module's, with the names
 
 
 class WrongError(Exception):

@@ -10,6 +10,7 @@ from tests.fidelity.modules_constants import absent, buffers
 from tests.fidelity.modules_gates import gates, tables
 from tests.fidelity.modules_layers import layers, readings
 from tests.fidelity.modules_modes import frozen, norms, stops
+from tests.fidelity.modules_people import people
 from tests.fidelity.subject import Subject
 
 PERTURBED = "_perturbed"
@@ -17,7 +18,7 @@ PERTURBED = "_perturbed"
 
 @cache
 def _modules() -> dict[str, Subject]:
-    kinds = (layers, readings, gates, tables, buffers, absent, norms, frozen, stops)
+    kinds = (layers, readings, gates, tables, buffers, absent, norms, frozen, stops, people)
     return {subject.name: subject for kind in kinds for subject in kind()}
 
 

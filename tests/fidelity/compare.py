@@ -137,18 +137,23 @@ def unnamed(
     """The tensors of a difference that no warning names.
 
     A missing parameter is named by its own name, by its module's or by the tensor of the file with its numbers; if
-    the file has no such tensor, the exporter has folded it into one of the extra tensors or of the trained ones that
-    have no parameter's name: one of them is named.
+    the file has no such tensor, the exporter has folded it into one of the extra tensors, of the trained ones that have
+    no parameter's name or of the doubtful ones: one of them is named. Tensors that are trained and hold one number all
+    over are those of other parameters where there is an extra tensor; which of equal ones is missing cannot be told.
     """
+    warnings, trained = list(warnings), set(trained)
     text = "\n".join(warnings)
-    holders = {*found.extra, *trained} - set(expected)
+    doubts = "\n".join(line for line in warnings if "does not say for sure" in line)
+    holders = {*found.extra, *trained, *(k for k in file if _names(doubts, k))} - set(expected)
     named = any(_names(text, name) for name in (*holders, *found.extra))
     result = [name for name in found.extra if not _names(text, name)]
     for name in found.missing:
         numbers = _flat(expected[name])
-        stored = [k for k, v in file.items() if v.size == numbers.size and np.array_equal(_flat(v), numbers)]
+        others = trained if found.extra and numbers.size and numbers[0] == numbers[-1] else ()
+        stored = [k for k, v in file.items() if k not in others and np.array_equal(_flat(v), numbers)]
         folded = not stored and named
-        if not folded and not any(_names(text, k) for k in (name, name.rpartition(".")[0], *stored) if k):
+        alike = [k for k in expected if others and k not in file and np.array_equal(_flat(expected[k]), numbers)]
+        if not folded and not any(_names(text, k) for k in (name, name.rpartition(".")[0], *stored, *alike) if k):
             result.append(name)
     return result
 

@@ -23,6 +23,7 @@ from onnx_backprop.converters.prepare.exporters.torch_metadata import (
     REQUIRES_GRAD,
     signature,
 )
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.order import uses
@@ -39,6 +40,7 @@ _ORIGIN, _MODULE, _PARTS = (
 MISSING = "onnx_backprop.missing"  # a graph's metadata: the parameters of the module that the file has not
 DETACHED = "onnx_backprop.detached"  # a graph's metadata: nodes behind a detach() that is not in the file
 SEPARATED = "onnx_backprop.separated"  # a graph's metadata: pairs of equal parameters that the file had as one tensor
+TIED = "onnx_backprop.tied"  # a graph's metadata: pairs of names that are one tensor of the file and stay one
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: what torch's optimizer computed it from
 FX = "pkg.torch.onnx.fx_node"  # a node's metadata: the operation of torch that it comes from, with its arguments
 _ARGUMENTS, _VALUES = re.compile(r"\(args = \((.*)\), kwargs = "), re.compile(r"%(\w+)")
@@ -51,13 +53,28 @@ _REARRANGED = re.compile(
     r"(val|t|transpose|permute|view|unsafe_view|reshape|flatten|unsqueeze|squeeze|expand|clone|slice|select|split"
     r"|getitem|unbind|chunk|embedding|index|index_select|narrow|repeat|tile|alias|contiguous|lift_fresh_copy)(_\d+)*"
 )
-_EMBEDDING = re.compile(r"embedding(_\d+)*")
+_FILLED = re.compile(r"(new_)?(ones|zeros|full|scalar_tensor|eye|fill)(_like)?(_\d+)*")  # of one number, or of two
+_OPERATIONS = re.compile(  # what it calls what it computes otherwise
+    r"(abs|add|bmm|cat|clamp(_max|_min)?|cos|cumsum|div|einsum|exp|expm1|flip|gelu|linalg_\w+|linear|log|log1p|log_softmax"
+    r"|masked_fill|matmul|maximum|mean|minimum|mm|mul|neg|norm|pow|reciprocal|relu|roll|rsqrt|rsub|sigmoid|sign|silu|sin"
+    r"|softmax|softplus|sqrt|square|stack|std|sub|sum|tanh|tril|triu|var|where)(_\d+)*"
+)
+_EMBEDDING, _TAKEN = re.compile(r"embedding(_\d+)*"), re.compile(r"(embedding|index|index_select|gather)(_\d+)*")
 _POSITIONS = re.compile(r"(arange|add|sub)(_\d+)*")  # what torch computes the positions with that an embedding looks up
 _INDEX = re.compile(
     r"(ids|index|indices|idx)$"
 )  # names of buffers of integers: what is taken by them is no other number
 NOTHING: Mapping[str, Sequence[Any]] = {}
 _OUTPUT = re.compile(r"/.*_output_\d+")
+BIASED = ("Conv", "ConvTranspose", "Gemm")
+# the names that modules of PyTorch have for inputs of an operator
+PLACES = {
+    "BatchNormalization": {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"},
+    "InstanceNormalization": {1: "weight", 2: "bias"},
+    "LayerNormalization": {1: "weight", 2: "bias"},
+    "RMSNormalization": {1: "weight"},
+}
+_SLIMMED = re.compile(r"(/.*_output_\d+)_weight")  # how onnxslim calls the weight of a product
 _LEAVES = {1: "weight", 2: "bias"}  # of products and normalisations, by the input
 
 
@@ -73,6 +90,7 @@ class Origin(NamedTuple):
     name: str = ""
     parts: tuple[str, ...] = ()
     moved: bool = False  # whether the exporter has moved numbers alone; not written down
+    taken: bool = False  # whether by indices from a table; not written down
 
 
 def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Origin]:
@@ -87,11 +105,12 @@ def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Or
     stated = _exported(proto, names)
     if stated:
         return {name: Origin(CONSTANT) for name in constants} | stated | known
-    if proto.producer_name != "pytorch":
+    if not _is_of_torch(proto):
         return known
-    # another tool may have written what it computed of a node as a Constant, under the name of the node's output
+    exported = any(node.name.startswith("node_") for node in proto.graph.node)  # by torch.export, before another tool
+    # that may have written what it computed of a node as a Constant, under the name of the node's output
     literal = {name: _by_name(name) if _OUTPUT.fullmatch(name) else Origin(CONSTANT) for name in constants}
-    scripted = literal | {name: _by_name(name) for name in names}
+    scripted = literal | {name: _by_name(name, exported=exported) for name in names}
     return scripted | _names_of_folded(proto, scripted) | known
 
 
@@ -104,7 +123,7 @@ def attach(
             assign(proto.graph.metadata_props, [entry for entry in proto.graph.metadata_props if entry.key != key])
         if entries:
             proto.graph.metadata_props.add(key=key, value=json.dumps(entries))
-    exported = bool(signature(proto))  # whose parameters and buffers are all named
+    exported = bool(signature(proto)) or _is_of_torch(proto)  # then parameters are in the main graph
     for tensor in proto.graph.initializer:
         origin = origins_by_name.get(tensor.name, Origin(CONSTANT) if exported and not origin_of(tensor).kind else None)
         if origin is None and not origin_of(tensor).kind:
@@ -136,12 +155,18 @@ def inherit(new: ir.TensorProtocol, old: ir.TensorProtocol, name: str) -> None:
 
 
 def restored(graph: ir.Graph, key: str) -> list[Any]:
-    """What a prepared graph says under MISSING and DETACHED, names, or under SEPARATED, pairs of names."""
+    """What a prepared graph says under MISSING and DETACHED, names, or under SEPARATED and TIED, pairs of names."""
     try:
         entries = json.loads(graph.metadata_props.get(key, "[]"))
     except ValueError:
         return []
     return entries if isinstance(entries, list) else []
+
+
+def is_uniform(tensor: TensorProto) -> bool:
+    """Whether all numbers of a tensor are equal."""
+    array = to_array(tensor)
+    return bool(array.size and (array == array.flat[0]).all())
 
 
 def module_of(node: NodeProto | ir.Node) -> str:
@@ -153,8 +178,13 @@ def module_of(node: NodeProto | ir.Node) -> str:
     if text:
         scopes = _listed(text)
         return scopes[-2] if len(scopes) > 1 else ""
-    path = ""
-    for part in (node.name or "").split("/")[1:-1]:  # TorchScript: /layer1/layer1.0/conv1/Conv
+    return scope_of(node.name or "")
+
+
+def scope_of(name: str) -> str:
+    """The module that TorchScript's name of a node or its output is in: /layer1/layer1.0/conv1/Conv."""
+    path, parts = "", name.split("/")[1:-1]
+    for part in parts[:-1] if name.endswith("Fusion") else parts:  # which onnxruntime writes behind a node's name
         last = path.rpartition(".")[2] if path else ""
         whole = next((end for end in (path, last) if end and part.startswith(f"{end}.")), None)
         path = f"{path.removesuffix(whole)}{part}" if whole else f"{path}.{part}" if path else part
@@ -182,9 +212,35 @@ def is_rearranged(name: str) -> bool:
     return _REARRANGED.fullmatch(name) is not None
 
 
+def is_computed(name: str) -> bool:
+    """Whether a name is one that TorchScript's exporter gives to what it has computed."""
+    return _COMPUTED.fullmatch(name) is not None
+
+
+def leaf_of(node: NodeProto, index: int) -> str:
+    """What a module calls the parameter that a node of it reads: `weight` or `bias`."""
+    return {"Add": "bias", "Mul": "weight"}.get(node.op_type) or _LEAVES.get(index, "weight")
+
+
+def is_operation(name: str) -> bool:
+    """Whether torch has computed a tensor by more than moving numbers, by the name that it has given it."""
+    return _OPERATIONS.fullmatch(name) is not None
+
+
+def is_filled(name: str) -> bool:
+    """Whether torch has filled a tensor with a number, by the name that it has given it, as `zeros_like`."""
+    return _FILLED.fullmatch(name) is not None
+
+
 def owner(name: str) -> str:
     """The module that has a parameter, from the parameter's name."""
     return name.rpartition(".")[0]
+
+
+def _is_of_torch(proto: ModelProto) -> bool:
+    """Whether torch wrote a model, by what a tool has left of it: its name, or those that TorchScript gives outputs."""
+    named = (node for node in proto.graph.node if node.output and node.name.startswith("/"))
+    return proto.producer_name == "pytorch" or any(node.output[0] == f"{node.name}_output_0" for node in named)
 
 
 def _exported(proto: ModelProto, names: Iterable[str]) -> dict[str, Origin]:
@@ -221,16 +277,20 @@ def _stated(name: str, props: Mapping[str, str], targets: Mapping[str, str]) -> 
         moved = all(map(is_rearranged, (name, *steps)))
         only = len(computed_from) == 1 and moved
         whole = parameters[0] if len(parameters) == 1 else ""
-        return Origin(PARAMETER, whole, () if only else tuple(sources), moved)
+        taken = any(map(_TAKEN.fullmatch, (name, *steps)))
+        return Origin(PARAMETER, whole, () if only else tuple(sources), moved, taken)
     buffers = [target for target, kind in sources.items() if kind == BUFFER]
     return Origin(BUFFER, buffers[0]) if len(buffers) == 1 else Origin(BUFFER if buffers else CONSTANT)
 
 
-def _by_name(name: str) -> Origin:
-    """What a name in a file of TorchScript says."""
-    if _LITERAL.fullmatch(name):
+def _by_name(name: str, *, exported: bool = False) -> Origin:
+    """What a name in a file of TorchScript says, or in one of `torch.export` that has lost its metadata."""
+    if _LITERAL.fullmatch(name) or (exported and is_filled(name)):
         return Origin(CONSTANT)
-    return Origin(FOLDED) if _COMPUTED.fullmatch(name) else Origin(NAMED, name)
+    if (slimmed := _SLIMMED.fullmatch(name)) and (scope := scope_of(slimmed[1])):
+        return Origin(NAMED, f"{scope}.weight")
+    computed = is_computed(name) or (exported and (is_rearranged(name) or is_operation(name)))
+    return Origin(FOLDED) if computed else Origin(NAMED, name)
 
 
 def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[str, Origin]:
@@ -243,7 +303,7 @@ def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[
             continue
         node, index = readers[name][0]
         module = module_of(node)
-        leaf = {"Add": "bias", "Mul": "weight"}.get(node.op_type) or _LEAVES.get(index, "weight")
+        leaf = leaf_of(node, index)
         bias = _bias_behind(node, readers, scripted) if node.op_type == "MatMul" else ""
         guess = bias[: -len("bias")] + "weight" if owner(bias) and bias.endswith("bias") else f"{module}.{leaf}"
         if guess.startswith("."):

@@ -1,9 +1,8 @@
 """Parameters that torch's exporters took out of a file because of their first values, put back.
 
-Both keep one of several equal tensors. TorchScript writes an Identity for each of the others, whose output has the
-other's name. The optimizer behind `torch.export` also drops a bias of Conv, ConvTranspose and Gemm that is all zeros;
-the signature of the program still names each parameter, and the nodes name the modules that they come from. It also
-computes what depends on parameters alone, and says from which.
+The optimizer behind `torch.export` keeps one of several equal tensors, and drops a bias of Conv, ConvTranspose and Gemm
+that is all zeros; the signature of the program still names each parameter, and the nodes name the modules that they
+come from. It also computes what depends on parameters alone, and says from which.
 """
 
 import re
@@ -13,12 +12,15 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.exporters.origins import (
+    BIASED,
     FOLDED,
-    NAMED,
+    PLACES,
     Origin,
     arguments_of,
+    is_filled,
+    is_rearranged,
+    is_uniform,
     module_of,
     operation_of,
     owner,
@@ -30,15 +32,6 @@ from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import producers, uses
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 
-_BIASED = ("Conv", "ConvTranspose", "Gemm")
-# the names that modules of PyTorch have for inputs of an operator
-_PLACES = {
-    "BatchNormalization": {1: "weight", 2: "bias", 3: "running_mean", 4: "running_var"},
-    "InstanceNormalization": {1: "weight", 2: "bias"},
-    "LayerNormalization": {1: "weight", 2: "bias"},
-    "RMSNormalization": {1: "weight"},
-}
-_INDEX = re.compile(r"\d+")
 _REPEATED = re.compile(r"(expand|repeat|tile|broadcast_to)(_\d+)*")  # what torch calls what it has repeated
 _WEIGHT = re.compile(r"weight(?=[^.]*$)")
 
@@ -63,46 +56,6 @@ def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> list[str]:
     return [name for name, kind in missing.items() if kind == PARAMETER]
 
 
-def separate_named(
-    proto: ModelProto, origins_by_name: dict[str, Origin], large: Mapping[str, TensorProto]
-) -> list[tuple[str, str]]:
-    """Give tensors that TorchScript merged a tensor each, in place; the name that was kept, and each other.
-
-    Of these are uniform ones, and those of layers that differ by their number alone, which are copies of one layer. Two
-    names of other tensors are one parameter, as an embedding and a head.
-    """
-    stored = {tensor.name: tensor for tensor in proto.graph.initializer} | dict(large)
-    outputs = {value.name for value in proto.graph.output}
-    pairs: list[tuple[str, str]] = []
-    readers: dict[str, NodeProto] = {}
-    for node in proto.graph.node:
-        for name in node.input if node.op_type != "Identity" else ():
-            readers.setdefault(name, node)
-    for node in list(proto.graph.node):
-        tensor = stored.get(node.input[0]) if is_standard(node, "Identity") else None
-        kind = origins_by_name.get(tensor.name, Origin()).kind if tensor is not None else ""
-        if tensor is None or kind not in (NAMED, FOLDED) or node.output[0] in outputs or is_stop(node):
-            continue
-        name = node.output[0] if kind == NAMED else _read_as(readers.get(node.output[0]))
-        before = tensor.name if kind == NAMED else _read_as(readers.get(tensor.name))
-        siblings = name != before and _INDEX.sub("#", name) == _INDEX.sub("#", before)
-        if not (siblings or (name != before and _is_uniform(tensor))):
-            continue
-        new = copied(tensor)
-        new.name = node.output[0]
-        proto.graph.initializer.append(new)
-        proto.graph.node.remove(node)
-        origins_by_name[new.name] = Origin(kind, name)
-        pairs.append((tensor.name, new.name))
-    return pairs
-
-
-def _read_as(reader: NodeProto | None) -> str:
-    """The name in the module of a tensor of the exporter's, from the first node that reads it; "" if unknown."""
-    module = "" if reader is None else module_of(reader)
-    return f"{module}.{'bias' if reader is not None and reader.op_type == 'Add' else 'weight'}" if module else ""
-
-
 def unfold(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[str, TensorProto]) -> None:
     """Put the parameter itself in the place of what the exporter computed from it alone, in place.
 
@@ -121,33 +74,44 @@ def unfold(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[st
         if tensor is None or origin.kind != PARAMETER or origin.name in ("", name):
             continue
         original, array = stored.get(origin.name), to_array(tensor)
-        whole = None if original is None else to_array(original)
+        whole = np.array([]) if original is None else to_array(original)
         lengths = numpy_helper.from_array(np.array(array.shape, np.int64), unique(f"{name}/lengths", names))
-        new = None
-        if whole is not None and origin.moved and array.ndim == 2 and np.array_equal(whole.T, array):
-            node = helper.make_node("Transpose", [origin.name], [name], f"{name}/tied", perm=[1, 0])
-        elif whole is not None and origin.moved and np.array_equal(whole.ravel(), array.ravel()):
-            node = helper.make_node("Reshape", [origin.name, lengths.name], [name], f"{name}/tied")
-        elif whole is None and origin.parts and origin.moved and (once := _once(array, name, batches)) is not None:
-            new = numpy_helper.from_array(once, unique(origin.name, names))
-            node = helper.make_node("Expand", [new.name, lengths.name], [name], f"{name}/expanded")
+        new = once = None
+        if origin.parts and origin.moved and not (origin.taken and array.ndim < 3):  # whose rows may be equal
+            once = _once(array, name, batches)
+        if original is not None and origin.moved and array.ndim == 2 and np.array_equal(whole.T, array):
+            nodes = [helper.make_node("Transpose", [original.name], [name], f"{name}/tied", perm=[1, 0])]
+        elif original is not None and origin.moved and np.array_equal(whole.ravel(), array.ravel()):
+            nodes = [helper.make_node("Reshape", [original.name, lengths.name], [name], f"{name}/tied")]
+        elif once is not None and original is None:
+            new = stored[origin.name] = numpy_helper.from_array(once, unique(origin.name, names))
+            nodes = [helper.make_node("Expand", [new.name, lengths.name], [name], f"{name}/expanded")]
+        elif once is not None and original is not None and np.array_equal(whole.ravel(), once.ravel()):
+            inner = numpy_helper.from_array(np.array(once.shape, np.int64), unique(f"{name}/inner", names))
+            proto.graph.initializer.append(inner)
+            once_name = unique(f"{name}/once", names)
+            nodes = [
+                helper.make_node("Reshape", [original.name, inner.name], [once_name], f"{name}/tied"),
+                helper.make_node("Expand", [once_name, lengths.name], [name], f"{name}/expanded"),
+            ]
         else:
-            alone = whole is None and copies[origin.name] == 1
+            alone = original is None and copies[origin.name] == 1
             if not alone:
                 origins_by_name[name] = origin._replace(parts=origin.parts or (origin.name,))
             elif len(origin.parts) == 1 and origin.moved and not _repeats(array):
                 origins_by_name[name] = Origin(PARAMETER, origin.name)
             continue
-        if node.op_type != "Transpose":
+        if nodes[0].op_type != "Transpose":
             proto.graph.initializer.append(lengths)
         large.pop(name, None)
         assign(proto.graph.input, [value for value in proto.graph.input if value.name != name])
         assign(proto.graph.initializer, [one for one in proto.graph.initializer if one.name != name])
         if new is not None:
             proto.graph.initializer.append(new)
-            origins_by_name[new.name] = Origin(PARAMETER, origin.name, origin.parts if _is_uniform(new) else ())
+            origins_by_name[new.name] = Origin(PARAMETER, origin.name, origin.parts if is_uniform(new) else ())
         del origins_by_name[name]
-        proto.graph.node.insert(0, node)
+        for node in reversed(nodes):
+            proto.graph.node.insert(0, node)
 
 
 def _batches(proto: ModelProto, stored: Collection[str]) -> set[int]:
@@ -195,11 +159,13 @@ class _Restorer:
             origin = self.origins.get(tensor.name, Origin())
             if len(self.uses[tensor.name]) < 2 or not origin.name or origin.kind == CONSTANT:
                 continue
-            uniform = _is_uniform(tensor)
+            uniform = is_uniform(tensor)
             places: defaultdict[str | None, list[tuple[NodeProto, int]]] = defaultdict(list)
             for node, index in self.uses[tensor.name]:
                 places[self._name_at(node, index, tensor.name, uniform=uniform)].append((node, index))
-            foreign = places.pop(None, [])
+            computed, foreign = places.pop("", []), places.pop(None, [])
+            if computed:
+                self._copy(tensor, f"{tensor.name}/computed", Origin(FOLDED), computed)
             if foreign and places and uniform:
                 self._copy(tensor, f"{tensor.name}/constant", Origin(CONSTANT), foreign)
             folded = bool(origin.parts)  # as 1 + weight: so are the others
@@ -212,11 +178,15 @@ class _Restorer:
     def _name_at(self, node: NodeProto, index: int, tensor: str, *, uniform: bool) -> str | None:
         """The name of the tensor that a node of the module reads where it reads `tensor` here; None if it has none.
 
+        "" is what torch computes there of other tensors.
         uniform: whether the numbers of the tensor are all equal, as those of other tensors of any name may be.
         """
         if node.op_type == "InstanceNormalization" and "group_norm" in operation_of(node):
             return None  # it has a 1 and a 0 for each group; the module's scale and bias, for each channel, come after
         name, arguments = self.origins[tensor].name, arguments_of(node)
+        made = self._made(node, index, arguments) if uniform else ""
+        if made and not is_rearranged(made):
+            return None if is_filled(made) else ""
         if uniform and self._is_another(node, index, arguments):
             inside = [other for other in self.missing if owner(other) == module_of(node)]
             return inside[0] if len(inside) == 1 else name
@@ -225,7 +195,7 @@ class _Restorer:
             return name
         if len(lost := [other for other in read if other in self.missing]) == 1:
             return lost[0]
-        module, place = module_of(node), _PLACES.get(node.op_type, {}).get(index, "")
+        module, place = module_of(node), PLACES.get(node.op_type, {}).get(index, "")
         for expected in (f"{module}.{place}" if place else "", self._sibling(node, index)):
             if expected == name or expected in self.missing:
                 return expected
@@ -242,6 +212,19 @@ class _Restorer:
             return False
         return arguments[index] != node.input[index] and arguments[index] not in self.targets
 
+    def _made(self, node: NodeProto, index: int, arguments: Sequence[str]) -> str:
+        """What the operation of torch reads at an input, if it is no tensor of the module and nothing the file has."""
+        values = [name for name in node.input if name]
+        if len(arguments) != len(values) or any(
+            place != index
+            and argument != value
+            and self.targets.get(argument) != self.origins.get(value, Origin()).name
+            for place, (argument, value) in enumerate(zip(arguments, values, strict=True))
+        ):
+            return ""
+        made = arguments[index] if index < len(arguments) else ""
+        return "" if made in self.targets or made in self.producers or made == values[index] else made
+
     def _sibling(self, node: NodeProto, index: int) -> str:
         """The name of the bias beside the weight that a product reads."""
         if not is_standard(node):
@@ -249,7 +232,7 @@ class _Restorer:
         if node.op_type == "Add":
             product = self.producers.get(node.input[1 - index])
             return "" if product is None or product.op_type != "MatMul" else self._bias_name(product)
-        return self._bias_name(node) if index == 2 and node.op_type in _BIASED else ""
+        return self._bias_name(node) if index == 2 and node.op_type in BIASED else ""
 
     def _bias_name(self, node: NodeProto) -> str:
         weight = self.origins.get(node.input[1], Origin()).name
@@ -262,7 +245,7 @@ class _Restorer:
             for value in self.graph.input  # which stand for large initializers
         } | {t.name: (t.data_type, list(t.dims)) for t in self.graph.initializer}
         for node in self.graph.node:
-            if not is_standard(node, *_BIASED) or "".join(node.input[2:]):
+            if not is_standard(node, *BIASED) or "".join(node.input[2:]):
                 continue
             name = self._bias_name(node)
             if name not in self.missing or node.input[1] not in tensors:
@@ -288,8 +271,3 @@ class _Restorer:
         self.origins[new.name] = origin
         for node, index in uses:
             node.input[index] = new.name
-
-
-def _is_uniform(tensor: TensorProto) -> bool:
-    array = to_array(tensor)
-    return bool(array.size and (array == array.flat[0]).all())

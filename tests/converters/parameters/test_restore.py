@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import onnx
@@ -418,3 +419,46 @@ def test_a_file_all_of_whose_tensors_were_changed() -> None:
     said = " ".join(str(warning.message) for warning in caught)
     assert "trained are 'c.weight' (the exporter has computed it" in said
     assert "no tensor for these parameters of the module: 'n.weight'" in said
+
+
+@pytest.mark.parametrize(("made", "trained"), [("ones", False), ("full_like_2", False), ("reciprocal", True)])
+def test_what_torch_makes_and_merges_with_a_parameter(made: str, trained: bool) -> None:
+    """Ones that the forward pass fills are a constant; what it computes may come from the parameter, and is doubtful."""
+    file = exported("a = Mul(x, s) y = Mul(a, s)", {"s": np.ones(3, np.float32)}, "s")
+    file = with_operations(file, {"a": "%x, %p_s", "y": f"%a, %{made}"})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = ob.training_graph(file, loss="mse")
+    assert set(graph.parameters) == {"s", *(["s/computed"] if trained else [])}
+    said = "\n".join(str(w.message) for w in caught)
+    assert ("'s/computed' (the exporter has computed it)" in said) is trained
+    assert "trained as one" not in said
+
+
+def test_a_parameter_that_a_batch_repeats_twice_is_one() -> None:
+    """As the seeds of a pooling by attention, once for the queries and once beside them."""
+    row = W[:1, :3] + 1
+    file = exported(
+        "a = Mul(x, repeat) y = Add(a, expand_1)",
+        {"repeat": np.repeat(row, 2, 0), "expand_1": np.repeat(row, 2, 0)},
+        "s",
+        folded={"repeat": ["s", "val_0"], "expand_1": ["s", "val_0", "val_1"]},
+        x="float[2,3] x",
+    )
+    graph = ob.training_graph(file, loss="mse")
+    assert {name: value.shape for name, value in names_of(graph).items()} == {"s": (1, 3)}
+
+
+def test_equal_rows_that_indices_take_are_several() -> None:
+    rows = np.repeat(W[:1, :3], 2, 0)
+    file = exported(
+        "y = Mul(x, embedding)",
+        {"embedding": rows},
+        "e.weight",
+        buffers="classes",
+        folded={"embedding": ["e.weight", "classes"]},
+        x="float[2,3] x",
+    )
+    with pytest.warns(ob.OnnxBackpropWarning, match="embedding"):
+        graph = ob.training_graph(file, loss="mse")
+    assert {name: value.shape for name, value in graph.initial_values().items()} == {"embedding": (2, 3)}

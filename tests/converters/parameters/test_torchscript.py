@@ -51,7 +51,9 @@ def test_what_torchscript_merged(kept: str, other: str, array: np.ndarray, apart
             assign(names, [other if name == "n.b" else name for name in names])
     graph, said = told_of(file)
     assert (other in graph.parameters) is apart
-    assert (f"'{kept}' and '{other}'" in said) is apart
+    assert f"'{kept}' and '{other}'" in said
+    assert ("They are trained apart" in said) is apart
+    assert ("It is trained as one" in said) is not apart
 
 
 def test_names_of_transposed_weights_that_torchscript_merged() -> None:
@@ -104,6 +106,8 @@ def test_names_of_torchscript_before_numbers(name: str, array: np.ndarray, train
         ("y_weight", "y_bias", True),  # onnxslim, after the output y
         ("ConvBnFusion_W_conv1.weight", "ConvBnFusion_BN_B_bn1.bias", True),  # onnxruntime
         ("ConvMulFusion_W_fc.weight", "fc.bias", True),
+        ("linear_1_weight_fused", "linear_1_bias_fused", True),  # onnxslim, of a Gemm and a Mul
+        ("val_5_weight", "linear_1_bias_fused", True),  # and an Add
         ("conv1.weight", "conv1.bias", False),
         ("conv1_weight", "conv1_bias", False),
     ],
@@ -114,7 +118,147 @@ def test_convolutions_that_a_tool_has_merged(weight: str, bias: str, merged: boo
     assert set(graph.parameters) == {weight, bias}
     for name in (weight, bias):
         assert (f"'{name}'" in said) is merged
-    assert ("a convolution has been merged with what follows it" in said) is merged
+    assert ("a product has been merged with what follows it" in said) is merged
+
+
+def test_a_convolution_that_torch_has_merged_and_whose_bias_is_gone() -> None:
+    """The metadata is gone too, as after onnxruntime's optimizer: the output has the name of BatchNormalization's."""
+    for output, merged in (("getitem", True), ("getitem_3", True), ("node_Conv_8/Conv", True), ("conv2d", False)):
+        file = convolution("conv1.weight", "conv1.bias")
+        node = file.graph.node[0]
+        del node.input[2:], file.graph.initializer[1:]
+        node.output[0] = file.graph.output[0].name = output
+        graph, said = told_of(file)
+        assert set(graph.parameters) == {"conv1.weight"}
+        assert ("'conv1.weight' (by its name, a product has been merged" in said) is merged
+
+
+def test_a_bias_of_what_is_merged_that_is_a_copy_of_another() -> None:
+    """TorchScript keeps one tensor of zeros, and hands it on under the name of what it has computed."""
+    file = convolution("n.weight", "n.bias")
+    file.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.zeros(4, np.float32), "n.bias"))
+    merged = numpy_helper.from_array(np.float32(np.arange(16)).reshape(4, 4, 1, 1) ** 0.5, "onnx::Conv_8")
+    file.graph.initializer.append(merged)
+    file.graph.node[0].output[0] = "h"
+    nodes = helper.make_node("Identity", ["n.bias"], ["onnx::Conv_9"]), file.graph.node[0]
+    last = helper.make_node("Conv", ["h", "onnx::Conv_8", "onnx::Conv_9"], ["y"], "/layer/conv/Conv")
+    assign(file.graph.node, [*nodes, last])
+    graph, said = told_of(file)
+    assert set(graph.parameters) == {"n.weight", "n.bias", "onnx::Conv_8", "onnx::Conv_9"}
+    (doubts,) = (line for line in said.splitlines() if "does not say for sure" in line)
+    assert "'layer.conv.weight' (onnx::Conv_8), 'layer.conv.bias' (onnx::Conv_9) (the exporter has merged" in doubts
+    assert "(the file calls it" not in doubts
+
+
+def test_a_gate_that_a_tool_has_computed() -> None:
+    """A column for each channel, that is read by Mul behind no normalisation: an exporter may have computed it."""
+    for name, computed in (("/a/Unsqueeze_output_0", True), ("/a/Exp_1_output_0", True), ("onnx::Mul_9", True)):
+        file = scripted("h = MatMul(x, w) y = Mul(h, gate)", {"w": W, "gate": W[:, :1]}, {"y": "/a/Mul"})
+        file.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
+        file.graph.initializer[1].name = file.graph.node[1].input[1] = name
+        graph, said = told_of(file)
+        assert name in graph.parameters
+        assert (f"({name}) (the exporter has computed it)" in said) is computed
+
+
+def test_equal_parameters_of_several_modules_that_a_tool_has_merged() -> None:
+    """Without the Identity nodes, the names of the nodes say which modules they are in; a module may be called twice."""
+    body = (
+        "a = LayerNormalization<axis = -1>(x, n1.scale, n1.bias) b = LayerNormalization<axis = -1>(a, n1.scale, n1.bias) "
+        "c = LayerNormalization<axis = -1>(b, n1.scale, n1.bias) d = Mul(c, n1.scale) y = Mul(d, n1.gate)"
+    )
+    tensors = {"n1.scale": np.ones(3, np.float32), "n1.bias": np.zeros(3, np.float32), "n1.gate": W[:, 0]}
+    names = {"a": "/n1/LayerNormalization", "b": "/n1_1/LayerNormalization", "c": "/head/norm/LayerNormalization"}
+    graph, said = told_of(scripted(body, tensors, {**names, "d": "/n2/Mul", "y": "/Mul"}))
+    apart = {"head.norm.weight", "head.norm.bias", "n2.scale"}
+    assert set(graph.parameters) == {*tensors, *apart}
+    for name in apart:
+        assert f"and '{name}'" in said
+    assert "'n1.scale' is read by /n1/LayerNormalization, /n1_1/LayerNormalization" in said
+
+
+@pytest.mark.parametrize(("node", "computed"), [("node_linear", True), ("/l/MatMul", False)])
+def test_names_that_torch_export_gives_to_what_it_computes(node: str, computed: bool) -> None:
+    """The metadata is gone, as after onnxslim. In a file of TorchScript a parameter may be called so."""
+    tensors = {"l.weight": W, "embedding_1": W[:, 0] * 2, "exp": W[0] * 3, "emb": W[0]}
+    file = scripted(
+        "a = Add(x, embedding_1) b = MatMul(a, l.weight) c = Mul(b, exp) y = Add(c, emb)", tensors, {"b": node}
+    )
+    graph, said = told_of(file)
+    assert set(graph.parameters) == set(tensors)
+    assert ("'embedding_1', 'exp' (the exporter has computed it)" in said) is computed
+
+
+def test_names_of_torchscript_behind_another_tool() -> None:
+    """onnxruntime's optimizer for transformers writes its own name into the file."""
+    body = "h = MatMul(x, l.weight) a = Add(h, bias) g = Mul(a, mask) y = Add(g, c)"
+    tensors = {"l.weight": W, "bias": W[0] ** 2, "mask": W[1], "c": W[2]}
+    for producer, known in (("onnxruntime.transformers", True), ("tf2onnx", False)):
+        file = scripted(body, tensors, {"h": "/l/MatMul", "y": "/Add_1"})
+        file.producer_name = producer
+        file.graph.node[0].output[0] = file.graph.node[1].input[0] = "/l/MatMul_output_0" if known else "h"
+        file.graph.initializer[3].name = file.graph.node[3].input[1] = "/Constant_1_output_0"
+        graph, _ = told_of(file)
+        assert set(graph.parameters) == {"l.weight", "bias", *(() if known else ("mask", "/Constant_1_output_0"))}
+
+
+def test_a_batch_normalisation_with_buffers_for_weights() -> None:
+    """FrozenBatchNorm2d writes out what BatchNormalization would do."""
+    body = (
+        "h = MatMul(x, l.weight) s = Sqrt(n.running_var) a = Sub(h, n.running_mean) b = Div(a, s) c = Mul(b, n.weight) "
+        "y = Add(c, n.bias)"
+    )
+    tensors = {f"n.{name}": W[k] + 2 for k, name in enumerate(("running_var", "weight", "bias"))}
+    graph, said = told_of(scripted(body, {"l.weight": W, "n.running_mean": W[0], **tensors}))
+    assert set(graph.parameters) == {"l.weight"}
+    assert "'n.weight', 'n.bias' (its module has running statistics for itself, as FrozenBatchNorm2d)" in said
+
+
+def test_copies_of_a_layer_that_a_tool_has_merged() -> None:
+    """nn.TransformerEncoder begins with copies; onnxsim keeps one tensor of each, and gives nodes its own names."""
+    body = (
+        "a = MatMul(x, q) b = Relu(a) c = Gemm(b, l0.out.weight, l0.out.bias) d = MatMul(c, q) e = Relu(d) "
+        "f = Gemm(e, l0.out.weight, l0.out.bias) g = MatMul(f, twice) h = MatMul(g, twice) y = Relu(h)"
+    )
+    square = np.linspace(1, 2, 9, dtype=np.float32).reshape(3, 3)
+    tensors = {"q": W[:, :3] + 1, "l0.out.weight": W[:, 1:], "l0.out.bias": W[0, :3], "twice": square}
+    names = {"a": "/l0/q/MatMul", "b": "/l0/Relu", "d": "MatMul_4", "e": "/l1/Relu"}
+    names |= {"c": "/l0/out/Gemm", "f": "/l1/out/Gemm", "g": "/twice/MatMul", "h": "/twice/MatMul_1"}
+    file = scripted(body, tensors, names)
+    for node in file.graph.node:
+        assign(node.input, ["onnx::MatMul_7" if name == "q" else name for name in node.input])
+    file.graph.initializer[0].name = "onnx::MatMul_7"
+    graph, said = told_of(file)
+    apart = {"l1.out.weight", "l1.out.bias", "onnx::MatMul_7_2"}
+    assert set(graph.parameters) == {"onnx::MatMul_7", *apart, *tensors} - {"q"}
+    assert "'l0.out.weight' and 'l1.out.weight'" in said
+    assert "'twice' and" not in said
+    assert "read by several nodes" not in said
+    assert {row.name: row.module for row in graph.rows()}["onnx::MatMul_7_2"] == "l1.q.weight"
+
+
+@pytest.mark.parametrize(
+    ("weight", "first", "second"),
+    [
+        ("l0.fc.weight", "/l0/fc/MatMul/MatMulAddFusion", "/l1/fc/MatMul/MatMulAddFusion"),  # onnxruntime
+        ("/l0/fc/MatMul_output_0_weight", "/l0/fc/MatMul_output_0", "/l1/fc/MatMul_output_0"),  # onnxslim
+    ],
+)
+def test_names_that_tools_give_to_copies_of_a_layer(weight: str, first: str, second: str) -> None:
+    file = scripted("h = MatMul(x, w) y = MatMul(h, w)", {"w": W[:, :3] + 1}, {"h": first, "y": second})
+    file.graph.initializer[0].name = file.graph.node[0].input[1] = file.graph.node[1].input[1] = weight
+    assert set(told_of(file)[0].parameters) == {weight, "l1.fc.weight"}
+
+
+def test_what_several_nodes_read_without_names_of_modules() -> None:
+    """As in a file of torch.export without metadata: a module that is called twice, or copies of one."""
+    names = {"h": "node_linear", "a": "node_add", "y": "node_linear_1"}
+    tensors = {"l.weight": W[:, :3] + 1, "l.bias": W[0, :3]}
+    file = scripted("h = Gemm(x, l.weight, l.bias) a = Tanh(h) y = Gemm(a, l.weight, l.bias)", tensors, names)
+    graph, said = told_of(file)
+    assert set(graph.parameters) == set(tensors)
+    readers = "by 'node_linear', 'node_linear_1'"
+    assert f"trained as one are 'l.weight' {readers}, 'l.bias' {readers}. Exporters" in said
 
 
 def convolution(weight: str, bias: str) -> ModelProto:

@@ -38,6 +38,11 @@ def fourier(window: np.ndarray) -> np.ndarray:
     return (np.concatenate(waves) * window)[:, None]
 
 
+def graph() -> np.ndarray:
+    """A path of 9 places, each with itself."""
+    return np.float64(np.abs(np.arange(9)[:, None] - np.arange(9)) < 2)
+
+
 ANGLES: dict[str, Maker] = {
     "sines and cosines in turn": sines,
     "in halves": lambda: np.concatenate([np.sin(PLACES * FREQUENCIES), np.cos(PLACES * FREQUENCIES)], 1),
@@ -58,6 +63,12 @@ BANKS: dict[str, tuple[Maker, str]] = {
     "blur for each channel": (lambda: np.tile(np.outer([1, 2, 1], [1, 2, 1]) / 16, (8, 1, 1, 1)), values.REPEATED),
     "Sobel for each channel": (lambda: np.tile([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]], (3, 1, 1, 1)), values.REPEATED),
 }
+GRAPHS: dict[str, tuple[Maker, str]] = {
+    "adjacency": (graph, values.SYMMETRIC),
+    "normalised": (lambda: graph() / np.sqrt(np.outer(graph().sum(0), graph().sum(0))), values.SYMMETRIC),
+    "of random walks": (lambda: graph() / graph().sum(0), values.AVERAGES),
+    "what resizes": (lambda: np.kron(np.eye(4), [[0.75, 0.25]]), values.AVERAGES),
+}
 RNG = np.random.default_rng(5)
 WEIGHTS: dict[str, Maker] = {
     "normal": lambda: RNG.normal(0, 0.02, (33, 64)),
@@ -70,6 +81,8 @@ WEIGHTS: dict[str, Maker] = {
     "a line": lambda: np.linspace(-1, 1, 64).reshape(8, 8),
     "whole numbers": lambda: np.arange(40.0).reshape(8, 5),
     "identity": lambda: np.eye(16),
+    "a permutation": lambda: np.eye(16)[RNG.permutation(16)],
+    "shares of all": lambda: RNG.dirichlet(np.ones(9), 12),
     "sparse": lambda: np.where(RNG.uniform(size=(16, 64)) < 0.1, RNG.normal(size=(16, 64)), 0),
     "sparse, of one sign": lambda: np.where(RNG.uniform(size=(16, 64)) < 0.1, RNG.uniform(size=(16, 64)), 0),
     "an embedding with a row of zeros": lambda: np.vstack([np.zeros((1, 12)), RNG.normal(size=(30, 12))]),
@@ -86,9 +99,9 @@ def test_tables_of_angles(case: str, dtype: type) -> None:
     assert values.holds_angles(ANGLES[case]().astype(dtype))
 
 
-@pytest.mark.parametrize("case", BANKS)
-def test_banks(case: str) -> None:
-    make, what = BANKS[case]
+@pytest.mark.parametrize("case", [*BANKS, *GRAPHS])
+def test_banks_and_graphs(case: str) -> None:
+    make, what = (BANKS | GRAPHS)[case]
     assert values.in_product(make().astype(np.float32)) == what
 
 

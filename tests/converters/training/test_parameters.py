@@ -145,7 +145,7 @@ CONSTANTS: dict[str, tuple[str, dict[str, object], dict[str, str]]] = {
 
 
 GUESSES = {structure.STATISTIC, structure.FREQUENCY, values.ANGLES, values.BANK, values.MASK, values.POSITIONS}
-NAMES_OF_CONSTANTS = {"mean", "mask", "grid", "anchors", "window"}  # with which nothing is guessed
+NAMES_OF_CONSTANTS = {"mean", "mask", "grid", "anchors", "strides", "window"}  # with which nothing is guessed
 
 
 @pytest.mark.parametrize("case", CONSTANTS)

@@ -1,0 +1,146 @@
+"""Tensors that TorchScript's exporter or a tool behind it found equal and merged, apart again.
+
+TorchScript keeps one of them and writes an Identity for each of the others, whose output has the other's name. Tools,
+as onnxsim and onnxruntime's optimizer, remove the Identity; then the names of the nodes say which modules they are in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from onnx import ModelProto, NodeProto, TensorProto
+
+from onnx_backprop.converters.prepare.exporters.detached import is_stop
+from onnx_backprop.converters.prepare.exporters.origins import (
+    BIASED,
+    FOLDED,
+    NAMED,
+    PLACES,
+    Origin,
+    is_computed,
+    is_uniform,
+    leaf_of,
+    module_of,
+    owner,
+    scope_of,
+)
+from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.order import uses
+from onnx_backprop.opset.graphs.walk import is_standard
+
+_INDEX, _CALL = re.compile(r"\d+"), re.compile(r"_\d+$")
+_STEPS = 4  # nodes behind one without a name that are asked for its module
+Pairs = list[tuple[str, str]]
+_Readers = Mapping[str, Sequence[tuple[NodeProto, int]]]
+
+
+def separate_named(
+    proto: ModelProto, origins_by_name: dict[str, Origin], large: Mapping[str, TensorProto]
+) -> tuple[Pairs, Pairs]:
+    """Give tensors that were merged a tensor each, in place; the name that was kept, and each other; what stays one.
+
+    Apart are uniform ones, and those of layers that differ by their number alone, which are copies of one layer. Two
+    names of other tensors stay one parameter, as an embedding and a head.
+    """
+    stored = {tensor.name: tensor for tensor in proto.graph.initializer} | dict(large)
+    outputs = {value.name for value in proto.graph.output}
+    pairs, tied = Pairs(), Pairs()
+    readers: dict[str, tuple[NodeProto, int]] = {}
+    for node in proto.graph.node:
+        for n, name in enumerate(node.input if node.op_type != "Identity" else ()):
+            readers.setdefault(name, (node, n))
+    for node in list(proto.graph.node):
+        tensor = stored.get(node.input[0]) if is_standard(node, "Identity") else None
+        kept = origins_by_name.get(tensor.name, Origin()).kind if tensor is not None else ""
+        if tensor is None or kept not in (NAMED, FOLDED) or node.output[0] in outputs or is_stop(node):
+            continue
+        kind = FOLDED if is_computed(node.output[0]) else kept
+        name = node.output[0] if kind == NAMED else _read_as(readers.get(node.output[0]))
+        before = tensor.name if kept == NAMED else _read_as(readers.get(tensor.name))
+        siblings = name != before and _INDEX.sub("#", name) == _INDEX.sub("#", before)
+        if not (siblings or (name != before and is_uniform(tensor))):
+            tied += [(tensor.name, node.output[0])] if name != before else []
+            continue
+        new = copied(tensor)
+        new.name = node.output[0]
+        proto.graph.initializer.append(new)
+        proto.graph.node.remove(node)
+        origins_by_name[new.name] = Origin(kind, name)
+        pairs.append((tensor.name, new.name))
+    return pairs + _separate_modules(proto, origins_by_name, stored), tied
+
+
+def _read_as(reader: tuple[NodeProto, int] | None) -> str:
+    """The name in the module of a tensor of the exporter's, from the first node that reads it; "" if unknown."""
+    module = "" if reader is None else module_of(reader[0])
+    return f"{module}.{leaf_of(*reader)}" if reader and module else ""
+
+
+def _separate_modules(
+    proto: ModelProto, origins_by_name: dict[str, Origin], stored: Mapping[str, TensorProto]
+) -> Pairs:
+    """Give the modules a tensor each that read one of another module, by the names of the nodes; the pairs."""
+    pairs = Pairs()
+    readers, names = uses(proto.graph.node), used_names(proto.graph)
+    for tensor in list(stored.values()):
+        origin = origins_by_name.get(tensor.name, Origin())
+        if origin.kind not in (NAMED, FOLDED) or len(readers[tensor.name]) < 2:
+            continue
+        known = origin.name or _beside_bias(*readers[tensor.name][0], origins_by_name)
+        scopes = [_scope(node, readers) for node, _ in readers[tensor.name]]
+        copies = any(scope and f".{known}.".find(f".{scope}.") >= 0 for scope in scopes)  # whose module reads it too
+        uniform = origin.kind == NAMED and is_uniform(tensor)
+        made: dict[str, str] = {}
+        for (node, index), scope in zip(readers[tensor.name], scopes, strict=True):
+            name = _of_copy(known, scope) if copies else ""
+            if not name and uniform:
+                name = _of_module(known, module_of(node), node, index)
+            if name and name not in made and (origin.kind == FOLDED or name not in names):
+                new = copied(tensor)
+                new.name = made[name] = unique(tensor.name if origin.kind == FOLDED else name, names)
+                proto.graph.initializer.append(new)
+                origins_by_name[new.name] = Origin(origin.kind, name)
+                pairs.append((tensor.name, new.name))
+            node.input[index] = made.get(name, tensor.name)
+    return pairs
+
+
+def _scope(node: NodeProto, readers: _Readers) -> str:
+    """The module that a node is in; of one without a name of TorchScript's, what is said of what reads it alone."""
+    for _ in range(_STEPS):
+        name = next((name for name in (node.name, *node.output) if name.startswith("/")), "")
+        after = readers.get(node.output[0], ())
+        if name or len(after) != 1:
+            return scope_of(name)
+        node = after[0][0]
+    return ""
+
+
+def _beside_bias(node: NodeProto, index: int, origins_by_name: Mapping[str, Origin]) -> str:
+    """The name of a product's weight, from that of its bias; "" if that is unknown."""
+    bias = node.input[2] if is_standard(node, *BIASED) and index == 1 and len(node.input) > 2 else ""
+    origin = origins_by_name.get(bias, Origin())
+    return f"{owner(origin.name)}.weight" if origin.kind == NAMED and owner(origin.name) else ""
+
+
+def _of_copy(name: str, scope: str) -> str:
+    """The name of a parameter in the copy of its layer, with other numbers, that a scope is in; "" if it is in none."""
+    parts, path = name.split("."), scope.split(".")
+    for start in range(len(parts) - len(path)):
+        inside = parts[start : start + len(path)]
+        if inside == path:
+            return ""
+        if [_INDEX.sub("#", part) for part in inside] == [_INDEX.sub("#", part) for part in path]:
+            return ".".join([*parts[:start], *path, *parts[start + len(path) :]])
+    return ""
+
+
+def _of_module(name: str, module: str, node: NodeProto, index: int) -> str:
+    """The name of the parameter that a node of another module reads; "" if it is the same module, or unknown."""
+    calls = {module, ".".join(_CALL.sub("", part) for part in module.split("."))}  # enc.4_1: the second call of enc.4
+    if not module or any(f".{owner(name)}".endswith(f".{call}") for call in calls):
+        return ""
+    place = PLACES.get(node.op_type, {}).get(index, "bias" if index == 2 and is_standard(node, *BIASED) else "")
+    return f"{module}.{place}" if place and not place.startswith("running_") else ""
