@@ -52,7 +52,7 @@ class BodyPlan:
 
     body: Expansion
     path: GradientPath
-    plans: "list[NodePlan]"  # one for each node of the path
+    plans: list[NodePlan]  # one for each node of the path
 
 
 @dataclass(frozen=True)
