@@ -151,6 +151,8 @@ def differs(got: Named, want: Named, tolerance: float, what: str) -> str | None:
     finite = [np.abs(v[np.isfinite(v)]).max(initial=0) for v in want.values() if v.dtype.kind == "f"]
     scale = max(1e-3, *finite) if finite else 1.0
     for n, v in want.items():
+        if got[n].size == v.size == 0:
+            continue  # of a loop without steps onnxruntime takes symbols for 0
         if got[n].shape != v.shape:
             return f"{what}: shapes {got[n].shape} and {v.shape}"
         if not np.allclose(got[n], v, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
@@ -356,7 +358,7 @@ def training(s: Subject) -> str | None:
         trainer.export(Path(folder) / "model.onnx")
         exported = onnx.load(Path(folder) / "model.onnx")
         (again,) = run_stock(exported, s.feeds)
-        (expected,) = run_stock(with_values(model, after), s.feeds)
+        (expected,) = run_stock(with_values(without_functions(model), after), s.feeds)
         if not np.allclose(again, expected, rtol=max(tolerance, 1e-5), atol=tolerance, equal_nan=True):
             return f"exported: {again}, weights in the model: {expected}"
         graph.save(Path(folder) / "training.onnx")
@@ -381,6 +383,8 @@ def with_values(model: ModelProto, values: Named) -> ModelProto:
     tensors = {t.name: t for graph in all_graphs(result.graph) for t in graph.initializer}
     tensors |= {n.output[0]: n.attribute[0].t for n in all_nodes(result.graph) if n.op_type == "Constant"}
     for name, value in values.items():
+        if name not in tensors:
+            raise Skipped("a function was inlined under other names")
         tensors[name].CopyFrom(numpy_helper.from_array(value, name))
     return result
 
