@@ -19,9 +19,10 @@ from onnx import ModelProto
 
 from tests.fuzz import pool
 from tests.search.dress import dress
-from tests.search.generate import Feeds, drawn
+from tests.search.generate import Feeds
 from tests.search.oracles import ORACLES, examine, kind
 from tests.search.shrink import shrunk
+from tests.search.steps import drawn
 
 SECONDS, BYTES = 400.0, 8 * 2**30  # of one model with all its oracles, shrinking included
 SHRUNK = 2  # findings of one kind that are made small
@@ -83,7 +84,8 @@ def summary(log: Path) -> str:
     refusals = Counter(kind(text) for _, _, verdict, text in done if verdict == "refused")
     rows = [f"{len({line[0] for line in lines})} models"]
     for name in ORACLES:
-        rows.append(f"{name}: " + ", ".join(f"{n} {v}" for (o, v), n in sorted(verdicts.items()) if o == name))
+        said = ", ".join(f"{n} {v}" for (o, v), n in sorted(verdicts.items()) if o == name)
+        rows.append(f"{name}: {said}")
     return "\n".join([*rows, "refused:", *(f"{n} {text}" for text, n in refusals.most_common())])
 
 

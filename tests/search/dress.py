@@ -24,7 +24,7 @@ def copy(model: ModelProto) -> ModelProto:
 def _symbols(model: ModelProto, feeds: Feeds, rng: np.random.Generator) -> Feeds:
     """Lengths of inputs and outputs become symbols: axis 0 of inputs of as many rows one, the others one each."""
     rows = {v.shape[0] for v in feeds.values() if v.ndim}
-    whole = rng.random() < 0.7 and len(rows) == 1
+    whole = len(rows) == 1
     for value in model.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if axis == 0 and whole:
@@ -84,7 +84,11 @@ def _value_info(model: ModelProto, _: Feeds, rng: np.random.Generator) -> Feeds 
 def _names(model: ModelProto, feeds: Feeds, rng: np.random.Generator) -> Feeds:
     """Names of a hostile style."""
     own = [v.name for v in model.graph.input] + [t.name for t in model.graph.initializer]
-    ours = [f"{n}{end}" for n in own for end in ("_grad", "_tangent", "_new", "_hvp", "_rows")] if rng.random() < 0.5 else []
+    ours = (
+        [f"{n}{end}" for n in own for end in ("_grad", "_tangent", "_new", "_hvp", "_rows")]
+        if rng.random() < 0.5
+        else []
+    )
     style = str(rng.choice(STYLES))
     other, names = renamed(model, style, *([ours] if style == "ours" and ours else []))
     model.CopyFrom(other)
@@ -162,7 +166,7 @@ CHANGES: list[tuple[float, Change]] = [
     (0.3, _constants),
     (0.25, _function),
     (0.25, _unused),
-    (0.5, _symbols),
+    (0.6, _symbols),
     (0.15, _undeclared_outputs),
     (0.2, _more_outputs),
     (0.4, _value_info),
@@ -182,7 +186,7 @@ def dress(model: ModelProto, feeds: Feeds, rng: np.random.Generator) -> tuple[Mo
         try:
             fed = change(other, feeds, rng) or feeds
             got = run_stock(other, fed)
-        except Exception:  # noqa: BLE001, S112 - what onnxruntime refuses is no model
+        except Exception:  # noqa: BLE001 - what onnxruntime refuses is no model
             continue
         if change is _more_outputs or all(np.array_equal(a, b) for a, b in zip(got, want, strict=True)):
             model, feeds, want = other, fed, got

@@ -7,157 +7,21 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import ModelProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes
-from tests.search.dress import CORRUPTED, FLOATS, copy, floats_of, in_float64, without_functions
-from tests.search.generate import QUIET, Feeds, run_stock
+from tests.search.dress import CORRUPTED, FLOATS, copy, without_functions
+from tests.search.generate import Feeds, run_stock
+from tests.search.subject import Named, SkippedError, Subject, differs, dot, opened, size
 
 STEP, TWICE, WIDE_STEP = 1e-5, 1e-4, 2.0**-7  # of first and second differences in float64, of first ones in float32
 KINK = 1e-3  # between the slopes to both sides, relative: no smooth point
 ROWS, RATE, SECONDS = 3, 0.125, 20
-Named = dict[str, np.ndarray]
-
-
-class Skipped(Exception):
-    """The model says nothing here: no smooth point, no float64, no row of its own."""
-
-
-def opened(model: ModelProto, kernels: str | None = None) -> Callable[[Feeds], Named]:
-    """A session that gives outputs by name and takes what it accepts of the feeds."""
-    if kernels is None:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), QUIET, providers=["CPUExecutionProvider"])
-    else:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        session = ob.session(model, kernels=kernels, session_options=options)
-    accepted = {v.name for v in (*session.get_inputs(), *session.get_overridable_initializers())}
-    names = [v.name for v in session.get_outputs()]
-
-    def run(feeds: Feeds) -> Named:
-        fed = {k: v.copy() for k, v in feeds.items() if k in accepted}
-        return dict(zip(names, map(np.asarray, session.run(names, fed)), strict=True))
-
-    return run
-
-
-@dataclass
-class Subject:
-    """A model, what it is fed, and what its derivatives are of; `wide`: the same in float64."""
-
-    model: ModelProto
-    feeds: Feeds
-
-    def __post_init__(self) -> None:
-        self.wrt, self.of = floats_of(self.model)
-        self.rng = np.random.default_rng(7)
-        values = {t.name: numpy_helper.to_array(t) for t in self.model.graph.initializer}
-        self.point = {n: self.feeds[n] if n in self.feeds else values[n] for n in self.wrt}
-
-    @cached_property
-    def exact(self) -> Subject:
-        """The same in float64, where onnxruntime has kernels for all of it."""
-        model, feeds = in_float64(self.model, self.feeds)
-        wide = Subject(model, feeds)
-        try:
-            return wide if wide.values and wide.is_wide else self
-        except Exception:  # noqa: BLE001 - of many classes
-            return self
-
-    @cached_property
-    def is_wide(self) -> bool:
-        return all(v.dtype == np.float64 for v in (*self.point.values(), *(self.values[n] for n in self.of)))
-
-    @cached_property
-    def rounding(self) -> float:
-        """By how much two ways to one answer may differ, relative to the largest number."""
-        return 1e-8 if self.is_wide else 2e-3
-
-    @cached_property
-    def fed(self) -> ModelProto:
-        """The model with its initializers as inputs, too, so that runs may move them."""
-        model = copy(self.model)
-        there = {v.name for v in model.graph.input}
-        for t in model.graph.initializer:
-            if t.name in self.wrt and t.name not in there:
-                model.graph.input.append(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
-        return model
-
-    @cached_property
-    def forward(self) -> Callable[[Feeds], Named]:
-        return opened(self.fed)
-
-    @cached_property
-    def values(self) -> Named:
-        return self.forward(self.feeds | self.point)
-
-    def random(self, like: Named) -> Named:
-        return {n: self.rng.uniform(-1, 1, v.shape).astype(v.dtype) for n, v in like.items()}
-
-    @cached_property
-    def seeds(self) -> Named:
-        """What multiplies each float output: 1 where it has one element, which `backward` seeds itself."""
-        rng = np.random.default_rng(11)
-        values = {n: self.values[n] for n in self.of}
-        random = {n: rng.uniform(0.5, 1.5, v.shape).astype(v.dtype) for n, v in values.items()}
-        return {n: np.ones_like(v) if v.size == 1 else v for n, v in random.items()}
-
-    @cached_property
-    def converted(self) -> ModelProto:
-        return ob.backward(self.model, wrt=self.wrt, of=self.of)
-
-    def seeded(self, derived: ModelProto, seeds: Named | None = None) -> Feeds:
-        told = ob.derivatives(derived)[-1].seeds
-        return self.feeds | {told[n]: v for n, v in (self.seeds if seeds is None else seeds).items() if n in told}
-
-    def gradients(self, derived: ModelProto, kernels: str | None = None, feeds: Feeds | None = None) -> Named:
-        answers = opened(derived, kernels)(feeds or self.seeded(derived))
-        results = ob.derivatives(derived)[-1].results
-        return {n: answers[results[n]] for n in results}
-
-    @cached_property
-    def gradient(self) -> Named:
-        """By which every other answer is judged: of `backward`, in stock onnxruntime."""
-        found = self.gradients(self.converted)
-        for n, v in found.items():
-            if (v.shape, v.dtype) != (self.point[n].shape, self.point[n].dtype):
-                raise AssertionError(f"gradient of the shape {v.shape} and type {v.dtype}")
-        return found
-
-    def moved(self, along: Named, by: float) -> Feeds:
-        return self.feeds | self.point | {n: np.asarray(self.point[n] + by * v) for n, v in along.items()}
-
-
-def dot(a: Named, b: Named) -> float:
-    return float(sum((a[n].astype(np.float64) * b[n]).sum() for n in b))
-
-
-def size(a: Named, b: Named) -> float:
-    return float(sum(np.abs(a[n].astype(np.float64) * b[n]).sum() for n in b))
-
-
-def differs(got: Named, want: Named, tolerance: float, what: str) -> str | None:
-    """Where two answers differ by more than a share of the largest number of all, NaN in both being equal."""
-    if set(got) != set(want):
-        return f"{what}: other names"
-    finite = [np.abs(v[np.isfinite(v)]).max(initial=0) for v in want.values() if v.dtype.kind == "f"]
-    scale = max(1e-3, *finite) if finite else 1.0
-    for n, v in want.items():
-        if got[n].size == v.size == 0:
-            continue  # of a loop without steps onnxruntime takes symbols for 0
-        if got[n].shape != v.shape:
-            return f"{what}: shapes {got[n].shape} and {v.shape}"
-        if not np.allclose(got[n], v, rtol=tolerance, atol=tolerance * scale, equal_nan=True):
-            return f"{what}: off by {np.abs(got[n].astype(float) - v).max():.2g} of {scale:.2g}"
-    return None
 
 
 def routes(s: Subject) -> str | None:
@@ -166,7 +30,12 @@ def routes(s: Subject) -> str | None:
         wrong = differs(s.gradients(s.converted, kernels), s.gradient, s.rounding, kernels)
         if wrong:
             return wrong
-    return differs({n: opened(s.converted)(s.seeded(s.converted))[n] for n in s.of}, {n: s.values[n] for n in s.of}, 2e-5, "outputs")
+    return differs(
+        {n: opened(s.converted)(s.seeded(s.converted))[n] for n in s.of},
+        {n: s.values[n] for n in s.of},
+        2e-5,
+        "outputs",
+    )
 
 
 def differences(s: Subject) -> str | None:
@@ -199,14 +68,18 @@ def tangents(s: Subject) -> str | None:
         return "tangent of another shape"
     a, b = dot(got, w.seeds), dot(w.gradient, v)
     scale = max(size(got, w.seeds), size(w.gradient, v), 1e-6)
-    return None if abs(a - b) <= w.rounding * scale or not np.isfinite([a, b]).all() else f"<jvp, u> = {a:.6g}, <v, vjp> = {b:.6g}"
+    return (
+        None
+        if abs(a - b) <= w.rounding * scale or not np.isfinite([a, b]).all()
+        else f"<jvp, u> = {a:.6g}, <v, vjp> = {b:.6g}"
+    )
 
 
 def second(s: Subject) -> str | None:
     """H v of Σ c·y² against differences of its gradient, where both sides agree."""
     w = s.exact
     if not w.is_wide:
-        raise Skipped("no float64")
+        raise SkippedError("no float64")
     scalar = one_number(w)
     derived = ob.hvp(scalar, w.wrt, ["s of all"])
     v = w.random(w.point)
@@ -221,7 +94,7 @@ def second(s: Subject) -> str | None:
     a, b, c = dot(got, u), dot(near, u), dot(wide, u)
     scale = max(size(got, u), size(near, u), 1e-3)
     if not np.isfinite([b, c]).all() or abs(b - c) > KINK * scale:
-        raise Skipped("no smooth point")
+        raise SkippedError("no smooth point")
     return None if abs(a - b) <= 2 * abs(b - c) + 1e-4 * scale else f"<H v, u> = {a:.6g}, differences {b:.6g}"
 
 
@@ -251,14 +124,26 @@ def rows(s: Subject) -> str | None:
     w = s.exact
     for model in (w.model, w.converted):
         chosen = {n: 0 for n in w.wrt if w.rng.random() < 0.5} or {w.wrt[0]: 0}
-        seeds = {} if model is w.model else {n: 0 for n in ob.derivatives(model)[-1].seeds.values()}
+        seeds = {} if model is w.model else dict.fromkeys(ob.derivatives(model)[-1].seeds.values(), 0)
         derived = ob.vmap(model, chosen | seeds)
-        given = {n: np.stack([w.point[n] + w.point[n].dtype.type(0.1 * k) * w.rng.uniform(-1, 1, w.point[n].shape).astype(w.point[n].dtype) for k in range(ROWS)]) for n in chosen}
+        given = {
+            n: np.stack(
+                [
+                    w.point[n]
+                    + w.point[n].dtype.type(0.1 * k) * w.rng.uniform(-1, 1, w.point[n].shape).astype(w.point[n].dtype)
+                    for k in range(ROWS)
+                ]
+            )
+            for n in chosen
+        }
         feeds = w.feeds if model is w.model else w.seeded(w.converted)
         fed = {k: np.stack([v] * ROWS) if k in seeds else v for k, v in feeds.items()} | given
         got = opened(derived)(fed)
-        subject = Subject(model, feeds)
-        each = [subject.forward(subject.point | feeds | {n: np.asarray(v[k]) for n, v in given.items()}) for k in range(ROWS)]
+        subject = Subject(model, feeds, w.without)
+        each = [
+            subject.forward(subject.point | feeds | {n: np.asarray(v[k]) for n, v in given.items()})
+            for k in range(ROWS)
+        ]
         want = {n: np.stack([one[n] for one in each]) for n in each[0]}
         named = dict(zip(want, got.values(), strict=True))  # an output that is an input has another name
         wrong = differs(named, want, w.rounding, "vmap of the gradient" if model is w.converted else "vmap")
@@ -270,19 +155,23 @@ def rows(s: Subject) -> str | None:
 def samples(s: Subject) -> str | None:
     """`per_sample` against a loop over batches of one row."""
     w = s.exact
-    rowed = [v.name for v in w.model.graph.input if v.type.tensor_type.shape.dim and v.type.tensor_type.shape.dim[0].dim_param == "N"]
+    rowed = [
+        v.name
+        for v in w.model.graph.input
+        if v.type.tensor_type.shape.dim and v.type.tensor_type.shape.dim[0].dim_param == "N"
+    ]
     lengths = {w.feeds[n].shape[0] for n in rowed if n in w.feeds}
     if len(lengths) != 1:
-        raise Skipped("no rows")
+        raise SkippedError("no rows")
     count = lengths.pop()
     alone = [w.feeds | {n: w.feeds[n][k : k + 1] for n in rowed} for k in range(count)]
     try:
         each = [w.forward(w.point | one) for one in alone]
     except Exception:  # noqa: BLE001 - of many classes
-        raise Skipped("no batch of one row") from None
+        raise SkippedError("no batch of one row") from None
     wrt = [n for n in w.wrt if n not in rowed]
     if not wrt:
-        raise Skipped("rows alone")
+        raise SkippedError("rows alone")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         derived = ob.backward(w.model, wrt=wrt, of=w.of, per_sample=True)
@@ -290,7 +179,13 @@ def samples(s: Subject) -> str | None:
     told = ob.derivatives(derived)[-1]
     ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in derived.graph.input}
     join = {y: np.stack if ranks[told.seeds[y]] > each[0][y].ndim else np.concatenate for y in told.seeds}
-    seeds = [{y: w.rng.uniform(0.5, 1.5, one[y].shape).astype(one[y].dtype) if one[y].size > 1 else np.ones_like(one[y]) for y in w.of} for one in each]
+    seeds = [
+        {
+            y: w.rng.uniform(0.5, 1.5, one[y].shape).astype(one[y].dtype) if one[y].size > 1 else np.ones_like(one[y])
+            for y in w.of
+        }
+        for one in each
+    ]
     fed = {told.seeds[y]: join[y]([one[y] for one in seeds]) for y in told.seeds}
     got = w.gradients(derived, None, w.feeds | fed)
     run, names = opened(plain), ob.derivatives(plain)[-1]
@@ -316,7 +211,7 @@ def jacobians(s: Subject) -> str | None:
     """uᵀ J = vjp(u), of all variables and outputs that are small."""
     w = s.exact
     if any(w.values[n].size == 0 for n in w.of):
-        raise Skipped("no rows of a Jacobian, over which onnxruntime does not scan")
+        raise SkippedError("no rows of a Jacobian, over which onnxruntime does not scan")
     derived = ob.jacobian(w.model, w.wrt, w.of)
     answers, told = opened(derived)(w.feeds), ob.derivatives(derived)[-1].results
     got = {n: np.zeros_like(v) for n, v in w.point.items()}
@@ -335,9 +230,11 @@ def training(s: Subject) -> str | None:
     kind = helper.np_dtype_to_tensor_dtype(s.values[s.of[0]].dtype)
     model.graph.output.append(helper.make_tensor_value_info("s of all", kind, []))
     fixed = [f"c {k}" for k in range(len(s.of))]
-    subject = Subject(model, s.feeds)
+    subject = Subject(model, s.feeds, s.without)
     graph = ob.training_graph(model, optimizer="sgd", frozen=fixed)
-    weights = list(dict.fromkeys([*graph.parameters, *(t.name for t in s.model.graph.initializer if t.data_type in FLOATS)]))
+    weights = list(
+        dict.fromkeys([*graph.parameters, *(t.name for t in s.model.graph.initializer if t.data_type in FLOATS)])
+    )
     told = {*graph.parameters, *graph.frozen, *graph.left_out}
     gradient = subject.gradients(ob.backward(model, wrt=weights, of=["s of all"])) if weights else {}
     silent = [n for n, v in gradient.items() if n not in told and np.abs(v).max(initial=0) > 0]
@@ -365,9 +262,17 @@ def training(s: Subject) -> str | None:
         loaded = ob.Trainer(Path(folder) / "training.onnx", learning_rate=RATE)
         if loaded.step(feeds) != got:
             return "another loss of the saved graph"
-    symbols = [(d.dim_param, n) for v in s.model.graph.input for d, n in zip(v.type.tensor_type.shape.dim, s.point.get(v.name, s.feeds.get(v.name, np.zeros(0))).shape)]
+    symbols = [
+        (d.dim_param, n)
+        for v in s.model.graph.input
+        for d, n in zip(
+            v.type.tensor_type.shape.dim, s.point.get(v.name, s.feeds.get(v.name, np.zeros(0))).shape, strict=False
+        )
+    ]
     try:
-        budget = ob.training_graph(model, optimizer="sgd", frozen=fixed, memory="60%", lengths={d: n for d, n in symbols if d})
+        budget = ob.training_graph(
+            model, optimizer="sgd", frozen=fixed, memory="60%", lengths={d: n for d, n in symbols if d}
+        )
     except ob.InvalidArgumentError as e:
         if "cannot be kept" in str(e):
             return None
@@ -384,7 +289,7 @@ def with_values(model: ModelProto, values: Named) -> ModelProto:
     tensors |= {n.output[0]: n.attribute[0].t for n in all_nodes(result.graph) if n.op_type == "Constant"}
     for name, value in values.items():
         if name not in tensors:
-            raise Skipped("a function was inlined under other names")
+            raise SkippedError("a function was inlined under other names")
         tensors[name].CopyFrom(numpy_helper.from_array(value, name))
     return result
 
@@ -396,25 +301,36 @@ def explained(s: Subject) -> str | None:
 
 
 ORACLES: dict[str, Callable[[Subject], str | None]] = {
-    f.__name__: f
-    for f in (routes, differences, tangents, second, forms, jacobians, rows, samples, training, explained)
+    f.__name__: f for f in (routes, differences, tangents, second, forms, jacobians, rows, samples, training, explained)
 }
 PLAIN = re.compile(r"'[^']*'|\"[^\"]*\"|-?\d+(\.\d+)?(e-?\d+)?|\([^()]*\)|\[[^\[\]]*\]")
 
 
 def examine(model: ModelProto, feeds: Feeds, name: str) -> tuple[str, str]:
-    """What an oracle says: right, skipped, refused with the sentence, or wrong with what is found."""
+    """What an oracle says: right, skipped, refused with the sentence, or wrong with what is found.
+
+    Variables that it is told no differentiable path leads from are left out.
+    """
+    without: tuple[str, ...] = ()
+    while True:
+        verdict, text = _examine(model, feeds, name, without)
+        named = re.match(r".*?wrt: ('[^']*'(?:, '[^']*')*) do", text)
+        if verdict != "refused" or named is None:
+            return verdict, text
+        without += tuple(re.findall("'([^']*)'", named[1]))
+
+
+def _examine(model: ModelProto, feeds: Feeds, name: str, without: tuple[str, ...]) -> tuple[str, str]:
     signal.signal(signal.SIGALRM, _stop)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            subject = Subject(model, feeds)
+            subject = Subject(model, feeds, without)
             if not subject.wrt or not subject.of:
                 return "skipped", "no floats"
             wrong = ORACLES[name](subject)
-            return ("wrong", wrong) if wrong else ("right", "")
-        except Skipped as e:
+        except SkippedError as e:
             return "skipped", str(e)
         except ob.InvalidModelError as e:
             return "wrong", f"InvalidModelError: {e}"
@@ -424,6 +340,8 @@ def examine(model: ModelProto, feeds: Feeds, name: str) -> tuple[str, str]:
             if model.producer_name == CORRUPTED and "ONNXRuntimeError" in str(e):
                 return "refused", "onnxruntime refuses a shape that is declared wrong"
             return "wrong", f"{type(e).__name__}: {e}"
+        else:
+            return ("wrong", wrong) if wrong else ("right", "")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
