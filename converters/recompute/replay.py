@@ -71,12 +71,14 @@ class Replay:
     def _copy(self, buffer: Buffer, n: int) -> None:
         """Run the node that makes a buffer, and what that needs, in front of the node at a position."""
         stack: list[tuple[Buffer, bool]] = [(buffer, False)]
+        begun: set[Buffer] = set()
         while stack:
             current, ready = stack.pop()
             if current in self.copied:
                 continue
-            if not ready and not self.program.can_copy(current.node):
-                raise ImpossibleError
+            if not ready and (current in begun or not self.program.can_copy(current.node)):
+                raise ImpossibleError  # where begun, a view of it takes its own lengths
+            begun.add(current)
             inputs = self.program.inputs_of(current)
             again = {read: must or not self.available(read) for read, must in inputs.items()}
             if not ready:

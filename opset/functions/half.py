@@ -6,6 +6,8 @@ Memory patterns (1.18): values of float16 graphs with symbolic lengths overlap f
 of shapes that are none.
 """
 
+from collections.abc import Collection
+
 from onnx import ModelProto, TensorProto
 
 OPTIMISERS = ("FuseFp16InitializerToFp32NodeTransformer", "MatmulTransposeFusion")
@@ -16,12 +18,17 @@ _HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 def holds_half(model: ModelProto) -> bool:
     """Whether tensors of a model, or what a Cast makes, are float16 or bfloat16."""
+    return holds(model, _HALF)
+
+
+def holds(model: ModelProto, types: Collection[int]) -> bool:
+    """Whether tensors of a model, or what a Cast makes, are of one of some types."""
     graph = model.graph
     kinds = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output, *graph.value_info)}
     kinds |= {tensor.data_type for tensor in graph.initializer}
     casts = (node for one in (graph, *model.functions) for node in one.node if node.op_type == "Cast")
     kinds |= {attribute.i for node in casts for attribute in node.attribute if attribute.name == "to"}
-    return not kinds.isdisjoint(_HALF)
+    return not kinds.isdisjoint(types)
 
 
 def without(version: str) -> tuple[str, ...]:

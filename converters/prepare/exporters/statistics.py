@@ -2,8 +2,9 @@
 
 from collections import defaultdict
 
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TensorProto
 
+from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.walk import all_nodes, is_standard, subgraphs
@@ -17,7 +18,7 @@ def split_statistics(proto: ModelProto) -> None:
 
     Fresh ones are all zeros and ones, as biases and scales are, and exporters keep one tensor of equal numbers, perhaps
     behind Identity nodes: a derivative by the bias would be one by the mean too, and a step would write the renewed
-    mean over it. Nodes with one scale and one bias are one module, and share their statistics.
+    mean over it. Other numbers that something else reads as well stay one tensor. Nodes with one scale and one bias are one module, and share their statistics.
     """
     graph = proto.graph
     identities = {node.output[0]: node for node in graph.node if is_standard(node, "Identity")}
@@ -49,6 +50,8 @@ def split_statistics(proto: ModelProto) -> None:
         tensor = stored.get(source(name))
         if tensor is None or (name in stored and readers[name] == {reader}):
             continue
+        if None in readers[source(name)] and not _is_fresh(tensor):
+            continue  # one tensor by intention: its derivative is that through all that reads it
         if (name, reader) not in copies:
             free = name in identities and name not in others
             new = copied(tensor)
@@ -60,3 +63,8 @@ def split_statistics(proto: ModelProto) -> None:
             stored[new.name] = new
             copies[name, reader] = new.name
         node.input[n] = copies[name, reader]
+
+
+def _is_fresh(tensor: TensorProto) -> bool:
+    numbers = to_array(tensor)
+    return bool((numbers == 0).all() or (numbers == 1).all())

@@ -24,7 +24,8 @@ def forget_declared(proto: ModelProto) -> dict[str, TypeProto]:
     """Drop the declared types and lengths of everything but graph inputs; what was declared in the main graph.
 
     An output that is an input or an initializer has its shape. Bodies of Loop are never without a counter and a
-    condition, which onnxruntime wants to know the shapes of; of what Loop and Scan stack it wants the rank.
+    condition, which onnxruntime wants to know the shapes of; of what Loop and Scan stack it wants the rank, which the
+    body of a Scan may have of its inputs alone.
     """
     declared = {v.name: copied(v.type) for v in (*proto.graph.value_info, *proto.graph.output)}
     inputs = {v.name: v for v in proto.graph.input}
@@ -43,7 +44,7 @@ def forget_declared(proto: ModelProto) -> dict[str, TypeProto]:
         for graph in subgraphs(node):
             del graph.value_info[:]
             for value in list(graph.input)[kept:]:
-                _forget_shape(value)
+                _forget_shape(value, rank=node.op_type != "Scan")
             for value in graph.output:
                 _forget_shape(value, rank=node.op_type not in ("Loop", "Scan"))
     return declared

@@ -3,21 +3,24 @@
 Every version of onnxruntime and of other runtimes reads up to some opset and some IR version, so both are as low as
 the nodes allow. An operator is the same from the version that introduced its present form (`OpSchema.since_version`)
 to the next change, and a model means the same in every opset in which all its operators are the ones that it means.
+An operator that onnxruntime has no kernel of for float64 or a half type needs the opset of its function body.
 """
 
 from collections.abc import Iterator
 
-from onnx import ModelProto, NodeProto, defs, helper
+from onnx import ModelProto, NodeProto, TensorProto, defs, helper
 from onnx_ir.passes.common import InlinePass
 
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.functions.half import holds
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.graphs.edit import assign
 from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes
 
 LEAST_OPSET = 7  # that onnxruntime promises to run
+_WITHOUT_KERNELS = (TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 LEAST_IR_VERSION = 7  # knows all that a model can hold but functions and the types of later opsets
 
 
@@ -50,12 +53,12 @@ def _lower(model: ModelProto) -> None:
     """Set the lowest opsets and IR version in which the model says the same."""
     imported = {_domain(o.domain): o.version for o in model.opset_import}
     lowest: dict[str, int] = {}
-    known = True
+    known, by_bodies = True, holds(model, _WITHOUT_KERNELS)
     for node in _nodes(model):
         domain = _domain(node.domain)
         if domain not in imported:  # of training_info, whose imports are the main graph's
             continue
-        version = _since(node, domain, imported[domain])
+        version = _since(node, domain, imported[domain], by_bodies=by_bodies)
         known = known and version is not None
         lowest[domain] = max(lowest.get(domain, 1), version or imported[domain])
     if "" in imported:
@@ -77,9 +80,14 @@ def _domain(domain: str) -> str:
     return "" if domain in DEFAULT_DOMAINS else domain
 
 
-def _since(node: NodeProto, domain: str, version: int) -> int | None:
-    """The version that an operator's form in an opset is from; None for an operator that onnx does not know."""
+def _since(node: NodeProto, domain: str, version: int, *, by_bodies: bool) -> int | None:
+    """The version that an operator's form in an opset is from; None for an operator that onnx does not know.
+
+    by_bodies: the first one, at least, that has a function body for it, if one up to the opset has.
+    """
     try:
-        return defs.get_schema(node.op_type, version, domain).since_version
+        schema = defs.get_schema(node.op_type, version, domain)
     except defs.SchemaError:
         return None
+    bodies = [*schema.function_opset_versions, *schema.context_dependent_function_opset_versions] if by_bodies else []
+    return max(schema.since_version, min((body for body in bodies if body <= version), default=0))

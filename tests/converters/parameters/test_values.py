@@ -136,9 +136,10 @@ def test_hostile_numbers() -> None:
         values.holds_angles(array)
         values.in_product(array)
         values.in_arithmetic(array)
-    for shape in ((0, 4), (4, 0), (0,), (), (1, 1)):
+    for shape in ((0, 4), (4, 0), (0,), (), (1, 1), (4, 2, 0)):
         array = np.zeros(shape, np.float32)
         assert values.in_product(array) is None
         assert not values.holds_angles(array)
         values.in_arithmetic(array)
         values.is_uniform(array)
+        assert not values.are_sine_and_cosine(array, array)

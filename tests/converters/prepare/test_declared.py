@@ -101,3 +101,20 @@ def test_a_loop_beside_the_path() -> None:
     np.testing.assert_array_equal(dx, 2 * x)
     np.testing.assert_allclose(a, x**4, rtol=1e-6)
     assert z.shape == (3, 2)
+
+
+def test_a_scan_has_the_rank_of_its_state_from_its_body_alone() -> None:
+    """Found by `make search`: the rank that its input declared was dropped, and onnxruntime wants that of the output."""
+    model = model_of(
+        "(float[1,3] x, int64[K] to, float[5,3] xs) => (float[2,3] s, float[5] y) <float[3] w = {1.0,2.0,3.0},"
+        " int64[2] two = {2,3}> { e = Expand(x, two) s0 = Reshape(e, to) s, y = Scan<num_scan_inputs = 1,"
+        " body = b (float[2,3] si, float[3] xi) => (float so, float yo)"
+        " { m = Mul(xi, w) so = Add(si, m) yo = ReduceSum<keepdims=0>(m) }>(s0, xs) }"
+    )
+    (body,) = (a.g for node in model.graph.node for a in node.attribute if a.HasField("g"))
+    body.output[0].type.tensor_type.ClearField("shape")
+    feeds = {"x": np.ones((1, 3), np.float32), "to": np.array([2, 3]), "xs": np.ones((5, 3), np.float32)}
+    seeds = {"s_grad": np.ones((2, 3), np.float32), "y_grad": np.ones(5, np.float32)}
+    dx, dw = ob.session(ob.backward(model, wrt=["x", "w"])).run(["x_grad", "w_grad"], feeds | seeds)
+    np.testing.assert_array_equal(dx, [[2, 2, 2]])
+    np.testing.assert_array_equal(dw, [15, 15, 15])

@@ -118,6 +118,23 @@ def test_two_modules_have_statistics_each_and_one_module_has_one() -> None:
     assert _statistics(once) == [("mean", "var")]
 
 
+@pytest.mark.parametrize("other", ["z = Mul(v, v)", "q = SequenceConstruct(v, v) z = SequenceAt(q, i)", "z = Identity(v)"])
+def test_a_statistic_that_is_a_weight_too_has_the_derivative_through_both(other: str) -> None:
+    """Found by `make search`: the gradient was that through the other reader alone."""
+    model = parser.parse_model(
+        f'''<ir_version: 10, opset_import: ["": 18]> g (float[2, 2] x) => (float[2, 2] y, float[2] z)
+        <float[2] s = {{0.5, 2}}, float[2] v = {{1.25, 0.5}}, int64 i = {{0}}>
+        {{ y = BatchNormalization(x, s, s, v, v) {other} }}'''
+    )
+    x = np.float32([[1, 2], [3, -4]])
+    session = ob.session(ob.vjp(model, ["v"], ["y", "z"]))
+    seeds = {"y_grad": np.ones((2, 2), np.float32), "z_grad": np.ones(2, np.float32)}
+    (gradient,) = session.run(["v_grad"], {"x": x} | seeds)
+    s, v = np.array([0.5, 2]), np.array([1.25, 0.5])
+    statistic = (-s / np.sqrt(v) - s * (x - v) / (2 * v * np.sqrt(v))).sum(0)
+    np.testing.assert_allclose(gradient, statistic + (2 * v if "Mul" in other else 1), rtol=1e-4)
+
+
 @pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4, 4)])
 def test_fresh_statistics_in_training_mode_are_not_written_over_equal_weights(shape: tuple[int, ...]) -> None:
     """onnxruntime renews a constant mean in place, and a bias of the same zeros with it, before it reads the bias."""

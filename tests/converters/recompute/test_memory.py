@@ -232,3 +232,15 @@ def test_lengths_that_are_missing_are_named() -> None:
     places = r"'H' \(axis 2 of '\w+'\), 'W' \(axis 3 of '\w+'\)"
     with pytest.raises(ob.InvalidArgumentError, match=rf"memory: the lengths of {places} .*lengths=\{{'H': 8\}}"):
         ob.training_graph(unet_resize.build(), loss="bce_with_logits", memory="50%", lengths={"N": 2})
+
+
+def test_a_view_that_takes_its_lengths_of_its_own_value_is_no_circle() -> None:
+    """Found by `make search`: to compute the lengths again takes the value, which takes them, for ever."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> g (float[2, 3] x, int64[1] rest) => (float loss)
+        <float[3] w = {1, 2, 3}, int64[1] first = {0}>
+        { a = Mul(x, w) b = Tanh(a) s = Shape(b) n = Gather(s, first) k = Concat<axis = 0>(n, rest)
+          c = Reshape(b, k) d = Exp(c) e = Mul(d, b) loss = ReduceSum<keepdims = 0>(e) }"""
+    )
+    with pytest.raises(ob.InvalidArgumentError, match="cannot be kept"):
+        ob.training_graph(model, optimizer="sgd", memory="40%")

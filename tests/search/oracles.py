@@ -1,0 +1,355 @@
+"""What must hold of a model and its derivatives. Each oracle gives None, or a sentence that says what does not hold."""
+
+from __future__ import annotations
+
+import re
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto, helper, numpy_helper
+
+import onnx_backprop as ob
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes
+from tests.search.dress import CORRUPTED, FLOATS, copy, without_functions
+from tests.search.generate import Feeds, run_stock
+from tests.search.subject import Named, SkippedError, Subject, differs, dot, opened, size
+
+STEP, TWICE, WIDE_STEP = 1e-5, 1e-4, 2.0**-7  # of first and second differences in float64, of first ones in float32
+KINK = 1e-3  # between the slopes to both sides, relative: no smooth point
+ROWS, RATE, SECONDS = 3, 0.125, 20
+
+
+def routes(s: Subject) -> str | None:
+    """All kernels give one gradient."""
+    for kernels in ("onnx", "native", "numpy"):
+        wrong = differs(s.gradients(s.converted, kernels), s.gradient, s.rounding, kernels)
+        if wrong:
+            return wrong
+    return differs(
+        {n: opened(s.converted)(s.seeded(s.converted))[n] for n in s.of},
+        {n: s.values[n] for n in s.of},
+        2e-5,
+        "outputs",
+    )
+
+
+def differences(s: Subject) -> str | None:
+    """<gradient, v> = (F(x + hv) - F(x - hv)) / 2h, one variable at a time, where the slopes to both sides agree."""
+    w = s.exact
+    step, coarse, unit = (STEP, 1e-6, 1e-15) if w.is_wide else (WIDE_STEP, 2e-2, 1e-6)
+    for n in w.wrt:
+        v = w.random({n: w.point[n]})
+        at = [dot(w.seeds, {k: w.forward(w.moved(v, h))[k] for k in w.of}) for h in (-step, 0, step)]
+        left, right = (at[1] - at[0]) / step, (at[2] - at[1]) / step
+        got = dot(w.gradient, v)
+        scale = max(size(w.gradient, v), abs(left), abs(right), 1e-3)
+        noise = unit * sum(np.abs(w.values[k]).sum() for k in w.of) / step
+        if not np.isfinite([left, right]).all() or abs(left - right) > (KINK if w.is_wide else 0.1) * scale + noise:
+            continue
+        if not abs(got - (left + right) / 2) <= 2 * abs(left - right) + coarse * scale + 10 * noise:
+            return f"by {n!r}: {got:.6g}, differences {left:.6g}"
+    if w is not s and not differs({n: w.values[n] for n in w.of}, {n: s.values[n] for n in s.of}, 1e-5, ""):
+        return differs(s.gradient, w.gradient, 5e-2, "float32 beside float64")
+    return None
+
+
+def tangents(s: Subject) -> str | None:
+    """<jvp(v), u> = <vjp(u), v>."""
+    w = s.exact
+    derived = ob.jvp(w.model, w.wrt, w.of)
+    v = w.random(w.point)
+    got = w.gradients(derived, None, w.seeded(derived, v))
+    if any(got[n].shape != w.values[n].shape for n in w.of):
+        return "tangent of another shape"
+    a, b = dot(got, w.seeds), dot(w.gradient, v)
+    scale = max(size(got, w.seeds), size(w.gradient, v), 1e-6)
+    return (
+        None
+        if abs(a - b) <= w.rounding * scale or not np.isfinite([a, b]).all()
+        else f"<jvp, u> = {a:.6g}, <v, vjp> = {b:.6g}"
+    )
+
+
+def second(s: Subject) -> str | None:
+    """H v of Σ c·y² against differences of its gradient, where both sides agree."""
+    w = s.exact
+    if not w.is_wide:
+        raise SkippedError("no float64")
+    scalar = one_number(w)
+    derived = ob.hvp(scalar, w.wrt, ["s of all"])
+    v = w.random(w.point)
+    got = w.gradients(derived, None, w.seeded(derived, v))
+    first = ob.backward(scalar, wrt=w.wrt, of=["s of all"])
+    run, names = opened(first), ob.derivatives(first)[-1].results
+    at = [run(w.moved(v, h)) for h in (-TWICE, -TWICE / 2, TWICE / 2, TWICE)]
+    wide, near = (
+        {n: (at[b][g] - at[a][g]) / by for n, g in names.items()} for a, b, by in ((0, 3, 2 * TWICE), (1, 2, TWICE))
+    )
+    u = w.random(w.point)
+    a, b, c = dot(got, u), dot(near, u), dot(wide, u)
+    scale = max(size(got, u), size(near, u), 1e-3)
+    if not np.isfinite([b, c]).all() or abs(b - c) > KINK * scale:
+        raise SkippedError("no smooth point")
+    return None if abs(a - b) <= 2 * abs(b - c) + 1e-4 * scale else f"<H v, u> = {a:.6g}, differences {b:.6g}"
+
+
+def one_number(s: Subject) -> ModelProto:
+    """s = Σ over outputs of Σ c·y², c fixed."""
+    model = copy(s.model)
+    parts = []
+    for k, n in enumerate(s.of):
+        c = numpy_helper.from_array(s.seeds[n], f"c {k}")
+        model.graph.initializer.append(c)
+        model.graph.node.append(helper.make_node("Mul", [n, n], [f"sq {k}"], name=f"sq {k}"))
+        model.graph.node.append(helper.make_node("Mul", [f"sq {k}", c.name], [f"m {k}"], name=f"m {k}"))
+        model.graph.node.append(helper.make_node("ReduceSum", [f"m {k}"], [f"p {k}"], keepdims=0, name=f"p {k}"))
+        kind = helper.np_dtype_to_tensor_dtype(s.values[n].dtype)
+        target = helper.np_dtype_to_tensor_dtype(s.values[s.of[0]].dtype)
+        if kind != target:
+            model.graph.node.append(helper.make_node("Cast", [f"p {k}"], [f"t {k}"], to=target, name=f"t {k}"))
+        parts.append(f"t {k}" if kind != target else f"p {k}")
+    model.graph.node.append(helper.make_node("Sum", parts, ["s of all"], name="s of all"))
+    kind = helper.np_dtype_to_tensor_dtype(s.values[s.of[0]].dtype)
+    model.graph.output.append(helper.make_tensor_value_info("s of all", kind, []))
+    return model
+
+
+def rows(s: Subject) -> str | None:
+    """vmap over random variables against a loop over rows, of the forward and of its gradient."""
+    w = s.exact
+    for model in (w.model, w.converted):
+        chosen = {n: 0 for n in w.wrt if w.rng.random() < 0.5} or {w.wrt[0]: 0}
+        seeds = {} if model is w.model else dict.fromkeys(ob.derivatives(model)[-1].seeds.values(), 0)
+        derived = ob.vmap(model, chosen | seeds)
+        given = {
+            n: np.stack(
+                [
+                    w.point[n]
+                    + w.point[n].dtype.type(0.1 * k) * w.rng.uniform(-1, 1, w.point[n].shape).astype(w.point[n].dtype)
+                    for k in range(ROWS)
+                ]
+            )
+            for n in chosen
+        }
+        feeds = w.feeds if model is w.model else w.seeded(w.converted)
+        fed = {k: np.stack([v] * ROWS) if k in seeds else v for k, v in feeds.items()} | given
+        got = opened(derived)(fed)
+        subject = Subject(model, feeds, w.without)
+        each = [
+            subject.forward(subject.point | feeds | {n: np.asarray(v[k]) for n, v in given.items()})
+            for k in range(ROWS)
+        ]
+        want = {n: np.stack([one[n] for one in each]) for n in each[0]}
+        named = dict(zip(want, got.values(), strict=True))  # an output that is an input has another name
+        wrong = differs(named, want, w.rounding, "vmap of the gradient" if model is w.converted else "vmap")
+        if wrong:
+            return wrong
+    return None
+
+
+def samples(s: Subject) -> str | None:
+    """`per_sample` against a loop over batches of one row."""
+    w = s.exact
+    rowed = [
+        v.name
+        for v in w.model.graph.input
+        if v.type.tensor_type.shape.dim and v.type.tensor_type.shape.dim[0].dim_param == "N"
+    ]
+    lengths = {w.feeds[n].shape[0] for n in rowed if n in w.feeds}
+    if len(lengths) != 1:
+        raise SkippedError("no rows")
+    count = lengths.pop()
+    alone = [w.feeds | {n: w.feeds[n][k : k + 1] for n in rowed} for k in range(count)]
+    try:
+        each = [w.forward(w.point | one) for one in alone]
+    except Exception:  # noqa: BLE001 - of many classes
+        raise SkippedError("no batch of one row") from None
+    wrt = [n for n in w.wrt if n not in rowed]
+    if not wrt:
+        raise SkippedError("rows alone")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        derived = ob.backward(w.model, wrt=wrt, of=w.of, per_sample=True)
+        plain = ob.backward(w.model, wrt=wrt, of=w.of)
+    told = ob.derivatives(derived)[-1]
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in derived.graph.input}
+    join = {y: np.stack if ranks[told.seeds[y]] > each[0][y].ndim else np.concatenate for y in told.seeds}
+    seeds = [
+        {
+            y: w.rng.uniform(0.5, 1.5, one[y].shape).astype(one[y].dtype) if one[y].size > 1 else np.ones_like(one[y])
+            for y in w.of
+        }
+        for one in each
+    ]
+    fed = {told.seeds[y]: join[y]([one[y] for one in seeds]) for y in told.seeds}
+    got = w.gradients(derived, None, w.feeds | fed)
+    run, names = opened(plain), ob.derivatives(plain)[-1]
+    want = [run(one | {names.seeds[y]: seed[y] for y in names.seeds}) for one, seed in zip(alone, seeds, strict=True)]
+    return differs(got, {n: np.stack([one[names.results[n]] for one in want]) for n in wrt}, w.rounding, "per_sample")
+
+
+def forms(s: Subject) -> str | None:
+    """The same gradient of a model without functions, written out, and with states stored at every second step."""
+    others = {"inline": lambda: ob.backward(s.model, wrt=s.wrt, of=s.of, inline=True)}
+    if s.model.functions:
+        others["without functions"] = lambda: ob.backward(without_functions(s.model), wrt=s.wrt, of=s.of)
+    if any(node.op_type in ("Loop", "Scan") for node in all_nodes(s.model)):
+        others["checkpoint"] = lambda: ob.backward(s.model, wrt=s.wrt, of=s.of, checkpoint=2)
+    for what, convert in others.items():
+        wrong = differs(s.gradients(convert()), s.gradient, s.rounding, what)
+        if wrong:
+            return wrong
+    return None
+
+
+def jacobians(s: Subject) -> str | None:
+    """uᵀ J = vjp(u), of all variables and outputs that are small."""
+    w = s.exact
+    if any(w.values[n].size == 0 for n in w.of):
+        raise SkippedError("no rows of a Jacobian, over which onnxruntime does not scan")
+    derived = ob.jacobian(w.model, w.wrt, w.of)
+    answers, told = opened(derived)(w.feeds), ob.derivatives(derived)[-1].results
+    got = {n: np.zeros_like(v) for n, v in w.point.items()}
+    for y, by in told.items():
+        for x, name in by.items():
+            if answers[name].shape != (*w.values[y].shape, *w.point[x].shape):
+                return f"Jacobian of the shape {answers[name].shape}"
+            got[x] = got[x] + np.tensordot(w.seeds[y], answers[name], w.seeds[y].ndim)
+    return differs(got, w.gradient, w.rounding, "Jacobian")
+
+
+def training(s: Subject) -> str | None:
+    """One step of SGD by hand; what is trained by default; memory=; saved, loaded and exported again."""
+    model = one_number(s)
+    del model.graph.output[:]
+    kind = helper.np_dtype_to_tensor_dtype(s.values[s.of[0]].dtype)
+    model.graph.output.append(helper.make_tensor_value_info("s of all", kind, []))
+    fixed = [f"c {k}" for k in range(len(s.of))]
+    subject = Subject(model, s.feeds, s.without)
+    graph = ob.training_graph(model, optimizer="sgd", frozen=fixed)
+    weights = list(
+        dict.fromkeys([*graph.parameters, *(t.name for t in s.model.graph.initializer if t.data_type in FLOATS)])
+    )
+    told = {*graph.parameters, *graph.frozen, *graph.left_out}
+    gradient = subject.gradients(ob.backward(model, wrt=weights, of=["s of all"])) if weights else {}
+    silent = [n for n, v in gradient.items() if n not in told and np.abs(v).max(initial=0) > 0]
+    if silent:
+        return f"a weight that is neither trained nor told of: {silent[0]!r}"
+    trainer = ob.Trainer(graph, learning_rate=RATE)
+    loss = float(subject.values["s of all"].item())
+    feeds = {n: v for n, v in s.feeds.items() if n in graph.inputs}
+    tolerance = s.rounding
+    got = trainer.step(feeds)
+    if not abs(got - loss) <= tolerance * max(1, abs(loss)):
+        return f"loss {got:.7g}, forward {loss:.7g}"
+    before, after = graph.initial_values(), trainer.parameters()
+    wrong = differs(after, {n: before[n] - RATE * gradient[n] for n in graph.parameters}, tolerance, "after a step")
+    if wrong:
+        return wrong
+    with tempfile.TemporaryDirectory() as folder:
+        trainer.export(Path(folder) / "model.onnx")
+        exported = onnx.load(Path(folder) / "model.onnx")
+        (again,) = run_stock(exported, s.feeds)
+        (expected,) = run_stock(with_values(without_functions(model), after), s.feeds)
+        if not np.allclose(again, expected, rtol=max(tolerance, 1e-5), atol=tolerance, equal_nan=True):
+            return f"exported: {again}, weights in the model: {expected}"
+        graph.save(Path(folder) / "training.onnx")
+        loaded = ob.Trainer(Path(folder) / "training.onnx", learning_rate=RATE)
+        if loaded.step(feeds) != got:
+            return "another loss of the saved graph"
+    symbols = [
+        (d.dim_param, n)
+        for v in s.model.graph.input
+        for d, n in zip(
+            v.type.tensor_type.shape.dim, s.point.get(v.name, s.feeds.get(v.name, np.zeros(0))).shape, strict=False
+        )
+    ]
+    try:
+        budget = ob.training_graph(
+            model, optimizer="sgd", frozen=fixed, memory="60%", lengths={d: n for d, n in symbols if d}
+        )
+    except ob.InvalidArgumentError as e:
+        if "cannot be kept" in str(e):
+            return None
+        raise
+    lean = ob.Trainer(budget, learning_rate=RATE)
+    if lean.step(feeds) != got:
+        return "another loss with memory="
+    return differs(lean.parameters(), after, 0 if tolerance > 1e-6 else 1e-12, "memory=")
+
+
+def with_values(model: ModelProto, values: Named) -> ModelProto:
+    result = copy(model)
+    tensors = {t.name: t for graph in all_graphs(result.graph) for t in graph.initializer}
+    tensors |= {n.output[0]: n.attribute[0].t for n in all_nodes(result.graph) if n.op_type == "Constant"}
+    for name, value in values.items():
+        if name not in tensors:
+            raise SkippedError("a function was inlined under other names")
+        tensors[name].CopyFrom(numpy_helper.from_array(value, name))
+    return result
+
+
+def explained(s: Subject) -> str | None:
+    """`explain_gradients` answers."""
+    str(ob.explain_gradients(s.model))
+    return None
+
+
+ORACLES: dict[str, Callable[[Subject], str | None]] = {
+    f.__name__: f for f in (routes, differences, tangents, second, forms, jacobians, rows, samples, training, explained)
+}
+PLAIN = re.compile(r"'[^']*'|\"[^\"]*\"|-?\d+(\.\d+)?(e-?\d+)?|\([^()]*\)|\[[^\[\]]*\]")
+
+
+def examine(model: ModelProto, feeds: Feeds, name: str) -> tuple[str, str]:
+    """What an oracle says: right, skipped, refused with the sentence, or wrong with what is found.
+
+    Variables that it is told no differentiable path leads from are left out.
+    """
+    without: tuple[str, ...] = ()
+    while True:
+        verdict, text = _examine(model, feeds, name, without)
+        named = re.match(r".*?wrt: ('[^']*'(?:, '[^']*')*) do", text)
+        if verdict != "refused" or named is None:
+            return verdict, text
+        without += tuple(re.findall("'([^']*)'", named[1]))
+
+
+def _examine(model: ModelProto, feeds: Feeds, name: str, without: tuple[str, ...]) -> tuple[str, str]:
+    signal.signal(signal.SIGALRM, _stop)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            subject = Subject(model, feeds, without)
+            if not subject.wrt or not subject.of:
+                return "skipped", "no floats"
+            wrong = ORACLES[name](subject)
+        except SkippedError as e:
+            return "skipped", str(e)
+        except ob.InvalidModelError as e:
+            return "wrong", f"InvalidModelError: {e}"
+        except ob.OnnxBackpropError as e:
+            return "refused", f"{type(e).__name__}: {e}"
+        except Exception as e:  # noqa: BLE001 - that is what is looked for
+            if model.producer_name == CORRUPTED and "ONNXRuntimeError" in str(e):
+                return "refused", "onnxruntime refuses a shape that is declared wrong"
+            return "wrong", f"{type(e).__name__}: {e}"
+        else:
+            return ("wrong", wrong) if wrong else ("right", "")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _stop(*_: object) -> None:
+    raise TimeoutError(f"more than {SECONDS} s")
+
+
+def kind(text: str) -> str:
+    """A sentence without its names and numbers, so that equal findings are one."""
+    return " ".join(PLAIN.sub("#", text).split())[:110]

@@ -1,0 +1,59 @@
+"""A few models of `make search`, and that it sees what it is there to see."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, parser
+
+from tests.search.__main__ import dressed
+from tests.search.generate import Feeds
+from tests.search.oracles import ORACLES, examine
+from tests.search.shrink import shrunk
+from tests.search.steps import drawn
+from tests.support.broken_rules import break_rule, scaled
+
+MODELS = range(6)
+
+
+@pytest.mark.parametrize("number", MODELS)
+def test_models(number: int) -> None:
+    model, feeds = dressed(0, number)
+    found = {name: examine(model, feeds, name) for name in ORACLES}
+    assert {name: text for name, (verdict, text) in found.items() if verdict == "wrong"} == {}
+    assert any(verdict == "right" for name, (verdict, _) in found.items() if name != "explained")
+
+
+def test_models_are_the_same_every_time() -> None:
+    first, again, other = (drawn(3, n)[0].SerializeToString(deterministic=True) for n in (5, 5, 6))
+    assert first == again != other
+
+
+def _model() -> tuple[ModelProto, Feeds]:
+    text = """<ir_version: 10, opset_import: ["": 18]> g (double[N, 2] x) => (double[N, 2] y, double[N, 2] z)
+        <double[2, 2] w = {1, 2, 3, 4}> { a = MatMul(x, w) b = Tanh(a) c = Exp(b) y = Mul(c, x) z = Sin(x) }"""
+    return parser.parse_model(text), {"x": np.array([[0.5, -0.25], [1, 2]])}
+
+
+def test_a_wrong_rule_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of one operator among five: by differences, and no other operator stays."""
+    break_rule(monkeypatch, "Tanh", scaled(1.5))
+    model, feeds = _model()
+
+    def shows(model: ModelProto, feeds: Feeds) -> bool:
+        return examine(model, feeds, "differences")[0] == "wrong"
+
+    assert shows(model, feeds)
+    small, fed = shrunk(model, feeds, shows)
+    assert [node.op_type for node in small.graph.node] == ["Tanh"]
+    assert shows(small, fed)
+
+
+@pytest.mark.parametrize("name", list(ORACLES))
+def test_an_answer_in_the_words_of_others_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> list[None]:
+        raise KeyError("x")
+
+    break_rule(monkeypatch, "Tanh", fails)
+    verdict, text = examine(*_model(), name)
+    assert (verdict, text[:8]) == ("wrong", "KeyError")
