@@ -50,14 +50,18 @@ def ours(network: Network, optimizer: str, threads: int) -> Step:
     import onnx_backprop as ob
 
     with tempfile.TemporaryDirectory() as folder:
-        # converted elsewhere, so that the memory measured is that of the training
         path = Path(folder) / "training.onnx"
-        process = multiprocessing.get_context("spawn").Process(target=_write, args=(network, optimizer, path))
-        process.start()
-        process.join()
+        _elsewhere(_write, network, optimizer, path)
         trainer = ob.Trainer(path, learning_rate=RATE, session_options=_options(threads))
     feeds = dict(zip(trainer.graph.inputs, network.batch(), strict=True))
     return lambda: trainer.step(feeds)
+
+
+def _elsewhere(write: Callable[..., None], *arguments: Any) -> None:
+    """In another process, so that the memory measured is that of the training."""
+    process = multiprocessing.get_context("spawn").Process(target=write, args=arguments)
+    process.start()
+    process.join()
 
 
 def _options(threads: int) -> Any:
@@ -121,7 +125,7 @@ def _module(network: Network, threads: int) -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "forward.onnx"
-        network.source.write(path, network.batch()[0])
+        _elsewhere(network.source.write, path, network.batch()[0])
         options = ob.register_ops(_options(threads))
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return ob.torch.module(path, session_options=options)

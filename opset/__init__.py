@@ -3,7 +3,7 @@
 Importing this package registers the schemas with onnx. One operator is one module; `OPS` lists them.
 """
 
-from onnx.reference.op_run import OpRun
+from typing import Any
 
 from onnx_backprop.opset.core.errors import (
     CheckpointError,
@@ -51,6 +51,6 @@ register(OPS)
 mat_mul_n_bits.register()
 
 
-def reference_ops() -> list[type[OpRun]]:
+def reference_ops() -> list[type[Any]]:
     """One class per operator for `onnx.reference.ReferenceEvaluator(model, new_ops=reference_ops())`."""
     return [reference_class(op) for op in OPS]

@@ -5,6 +5,7 @@ May import opset, and what a session needs: onnxruntime, llvmlite, Numba where s
 
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops.native_graph import NativeGraph, lower
+from onnx_backprop.ort_ops.runtime.c_abi import give_back
 from onnx_backprop.ort_ops.sessions import (
     Named,
     SessionOptions,
@@ -27,6 +28,7 @@ __all__ = [
     "SessionOptions",
     "be_lean",
     "default_options",
+    "give_back",
     "kernels_on",
     "lock_of",
     "lower",

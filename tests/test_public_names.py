@@ -244,10 +244,11 @@ def test_sessions_leave_the_rest_of_onnxruntime_extensions_alone() -> None:
 def test_importing_loads_no_runtime() -> None:
     code = (
         "import sys, onnx_backprop; "
-        "print([m for m in ('onnxruntime', 'onnxruntime_extensions', 'numba') if m in sys.modules])"
+        "print([m for m in ('onnxruntime', 'onnxruntime_extensions', 'numba', 'onnx.reference') if m in sys.modules]); "
+        "print(len(onnx_backprop.reference_ops()) == len(onnx_backprop.opset.OPS))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert done.stdout == "[]\nTrue\n"
 
 
 def test_an_import_of_the_runtime_is_interrupted_when_it_is_over() -> None:

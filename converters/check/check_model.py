@@ -27,7 +27,7 @@ from onnx_backprop.converters.reverse.path import GradientPath, find_path
 from onnx_backprop.opset import reference_ops
 from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, OnnxBackpropError
 from onnx_backprop.opset.core.mapped import to_array
-from onnx_backprop.opset.functions.mat_mul_n_bits import MatMulNBits, rounds
+from onnx_backprop.opset.functions.mat_mul_n_bits import reference_class, rounds
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.walk import all_nodes
 
@@ -360,7 +360,7 @@ def _reference(model: ModelProto) -> Run:
         nonlocal evaluator
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            evaluator = evaluator or ReferenceEvaluator(double, new_ops=[*reference_ops(), MatMulNBits])
+            evaluator = evaluator or ReferenceEvaluator(double, new_ops=[*reference_ops(), reference_class()])
             return dict(zip(names, map(np.asarray, evaluator.run(None, dict(values))), strict=True))
 
     return run

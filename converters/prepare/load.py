@@ -21,6 +21,7 @@ from onnx_backprop.converters.prepare.fused.expand import expand_fused
 from onnx_backprop.converters.prepare.inference.conv_lengths import explicit_pads
 from onnx_backprop.converters.prepare.inference.declared import LIKE_INPUT, as_declared, forget_declared
 from onnx_backprop.converters.prepare.inference.driver import infer_corrected
+from onnx_backprop.converters.prepare.inference.equal_lengths import name_equal_lengths
 from onnx_backprop.converters.prepare.inference.inner_constants import copy_constants
 from onnx_backprop.converters.prepare.inference.loop_lengths import loop_states
 from onnx_backprop.converters.prepare.inference.loop_sequences import loose_sequences
@@ -107,6 +108,7 @@ def infer(proto: ModelProto) -> ModelProto:
         raise
     except Exception as e:
         raise InvalidModelError(f"shape inference of the model failed: {e}") from e
+    name_equal_lengths(inferred)
     for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
         _check_lengths(value)
     return inferred

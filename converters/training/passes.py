@@ -6,11 +6,10 @@ nothing, as changes of shape, which would be copied as outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, ValueInfoProto
 
@@ -32,7 +31,7 @@ from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.split import part
 from onnx_backprop.opset.core.errors import warn
 from onnx_backprop.opset.core.reading import load
-from onnx_backprop.opset.graphs.edit import replace_values, without_tensors
+from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.opset.graphs.facts import VIEW
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.order import ancestors, positions
@@ -141,15 +140,11 @@ def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False)
     return Variables(infer_large(to_proto(draft.model)), *groups, layouts=layouts)
 
 
-def inference(variables: Variables, values: Mapping[str, np.ndarray]) -> ModelProto:
-    """The model in inference mode with other values of its variables."""
+def inference(variables: Variables) -> ModelProto:
+    """The model in inference mode."""
     draft = Draft(variables.model, ready=True)
     infer_mode(draft.graph)
-    model = draft.finish()
-    for tensor in model.graph.initializer:
-        if tensor.name in values:
-            replace_values(tensor, values[tensor.name])
-    return model
+    return draft.finish()
 
 
 def passes(variables: Variables, wrt: Sequence[str], *, training: bool, kept: Collection[str] = ()) -> Passes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import onnx_ir as ir
 import onnxruntime
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
@@ -18,13 +20,15 @@ from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.training.passes import Passes, Variables, inference, passes, variables
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, UnsupportedError
-from onnx_backprop.opset.core.mapped import to_array
+from onnx_backprop.opset.core.mapped import is_mapped, to_array
+from onnx_backprop.opset.graphs.edit import copied, replace_values, without_numbers
 from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.ort_ops import (
     Named,
     SessionOptions,
     be_lean,
     default_options,
+    give_back,
     kernels_on,
     lower,
     native_kernels_work,
@@ -81,7 +85,9 @@ def module(
     Errors: KernelError without PyTorch; what `training_graph` raises for a file.
     """
     target = chosen(device, providers)
-    return Module(variables(model, untie=untie), kernels=kernels, session_options=session_options, target=target)
+    made = Module(variables(model, untie=untie), kernels=kernels, session_options=session_options, target=target)
+    give_back()
+    return made
 
 
 class Module(torch.nn.Module):
@@ -117,12 +123,14 @@ class Module(torch.nn.Module):
         if target is not None:
             check_kernels(kernels)
         self._target = target
-        self._model = source
         self._kernels = None if kernels == "native" and not native_kernels_work() else kernels
         self._options = session_options
         stored = {tensor.name: tensor for tensor in source.model.graph.initializer}
+        # of the numbers that this module's tensors have there is no second copy: see `_source`
+        self._emptied = {name for name in source.names if not is_mapped(stored[name])}
+        self._model = replace(source, model=without_numbers(source.model, self._emptied))
         names = tuple(v.name for v in source.model.graph.input if v.name not in stored)
-        self._inputs = Inputs(TrainingGraph(source.model, "", names, None, {}))
+        self._inputs = Inputs(TrainingGraph(self._model.model, "", names, None, {}))
         self._types = {v.name: _dtype(v.type.tensor_type.elem_type) for v in source.model.graph.input}
         self._places: dict[str, tuple[Any, str]] = {}
         self._forget()
@@ -222,8 +230,10 @@ class Module(torch.nn.Module):
         key = (self.training, kept, wrt)
         with self._lock:
             if key not in self._compiled:
-                graphs = passes(self._model, wrt, training=self.training, kept=kept)
+                graphs = passes(self._source(self._emptied), wrt, training=self.training, kept=kept)
                 self._compiled[key] = _Run(graphs, self._kernels, self._options, self._target)
+                del graphs
+                give_back()
             return self._compiled[key]
 
     def export(self, path: str | Path) -> None:
@@ -231,9 +241,15 @@ class Module(torch.nn.Module):
 
         Inputs, outputs, names and metadata are those of the model that came.
         """
-        values = {name: self._stored(name).detach() for name in self._places}
-        arrays = {name: OrtValue.from_dlpack(value.contiguous()).numpy() for name, value in values.items()}
-        save_model(inference(self._model, arrays), path)
+        save_model(inference(self._source(self._places)), path)
+
+    def _source(self, names: Collection[str]) -> Variables:
+        """The model with some of the module's tensors as they are now."""
+        model = copied(self._model.model)
+        for tensor in model.graph.initializer:
+            if tensor.name in names:
+                replace_values(tensor, _array(self._stored(tensor.name).detach().contiguous()))
+        return replace(self._model, model=model)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without sessions and their lock, which no copy can have."""
@@ -345,6 +361,13 @@ def _put(owner: Any, leaf: str, tensor: Any, *, trained: bool) -> tuple[Any, str
     else:
         owner.register_buffer(leaf, tensor)
     return owner, leaf
+
+
+def _array(tensor: Any) -> np.ndarray:
+    """The same memory; of bfloat16, which NumPy has not, as onnx does."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
 
 
 def _dtype(elements: int) -> Any:

@@ -2,7 +2,6 @@
 
 import glob
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -104,7 +103,7 @@ def _open_or_make(path: Path) -> BinaryIO:
 def _opened(target: Path, temporaries: list[Path]) -> BinaryIO:
     """A new file beside a target, locked while it is open; its name is in `temporaries` before it exists."""
     while True:
-        temporaries.append(target.with_name(f".{target.name}.{secrets.token_hex(_RANDOM)}.tmp"))
+        temporaries.append(target.with_name(f".{target.name}.{os.urandom(_RANDOM).hex()}.tmp"))
         file = temporaries[-1].open("xb")
         _take(file, wait=True)
         if _has_name(file, temporaries[-1]):  # nobody has taken it for a rest before it was locked

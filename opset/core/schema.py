@@ -1,18 +1,22 @@
 """From an `Op` to what ONNX tools understand: a registered schema with inference, a reference-evaluator class."""
 
+from __future__ import annotations
+
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import AttributeProto, TensorProto, TensorShapeProto, TypeProto, helper, numpy_helper
 from onnx.defs import OpSchema, has, register_schema
-from onnx.reference.op_run import OpRun
 
 from onnx_backprop.opset.core.errors import InvalidModelError, RegistrationError
 from onnx_backprop.opset.core.op import _SCHEMA_KIND, NUMBER_TYPES, Arg, Array, Attribute, Attributes, Input, Op
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.graphs.types import shape_dims, type_dims
+
+if TYPE_CHECKING:
+    from onnx.reference.op_run import OpRun
 
 _SINGLE, _OPTIONAL = OpSchema.FormalParameterOption.Single, OpSchema.FormalParameterOption.Optional
 
@@ -118,6 +122,7 @@ def _shape_proto(dims: Dims) -> TensorShapeProto:
 
 def reference_class(op: Op) -> type[OpRun]:
     """A class for `onnx.reference.ReferenceEvaluator(model, new_ops=[…])` that runs the float64 reference."""
+    from onnx.reference.op_run import OpRun  # reads every schema of onnx, a tenth of what importing this package takes
 
     def _run(self: OpRun, *inputs: Array | None, **attributes: object) -> tuple[Array, ...]:
         given = {k: v for k, v in attributes.items() if v is not None}

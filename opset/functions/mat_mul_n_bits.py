@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import NodeProto, TypeProto, helper
 from onnx.defs import OpSchema, has, register_schema
-from onnx.reference.op_run import OpRun
 
 from onnx_backprop.opset.core.op import FLOAT_TYPES
 from onnx_backprop.opset.maths.packed import dequantised, lengths_of
+
+if TYPE_CHECKING:
+    from onnx.reference.op_run import OpRun
 
 MICROSOFT, NAME = "com.microsoft", "MatMulNBits"
 DEFAULTS = {"bits": 4, "accuracy_level": 0, "weight_prepacked": 0}
@@ -64,12 +66,13 @@ def rounds(node: NodeProto) -> bool:
     return node.op_type == NAME and any(a.name == "accuracy_level" and a.i == 4 for a in node.attribute)
 
 
-class MatMulNBits(OpRun):
+def reference_class() -> type[OpRun]:
     """For `onnx.reference.ReferenceEvaluator(model, new_ops=[…])`; what `accuracy_level` rounds is not rounded."""
+    from onnx.reference.op_run import OpRun
 
-    op_domain = MICROSOFT
-
-    def _run(self, a: np.ndarray, b: np.ndarray, scales: np.ndarray, *more: Any, **given: Any) -> tuple[np.ndarray]:
+    def _run(
+        _self: OpRun, a: np.ndarray, b: np.ndarray, scales: np.ndarray, *more: Any, **given: Any
+    ) -> tuple[np.ndarray]:
         points, _, bias = (*more, None, None, None)[:3]
         attributes = DEFAULTS | {name: value for name, value in given.items() if value is not None}
         shapes = lengths_of(attributes)
@@ -78,3 +81,5 @@ class MatMulNBits(OpRun):
         w = dequantised(attributes, b.reshape(shapes[0]), scales.reshape(shapes[1]), points)
         y = a @ w.T.astype(a.dtype)
         return (y if bias is None else y + bias,)
+
+    return type(NAME, (OpRun,), {"op_domain": MICROSOFT, "_run": _run})

@@ -69,3 +69,12 @@ def without_tensors(model: ModelProto, names: Collection[str]) -> ModelProto:
     result.graph.initializer.extend(tensor for tensor in model.graph.initializer if tensor.name not in names)
     result.graph.node.extend(n for n in model.graph.node if n.op_type != "Constant" or n.output[0] not in names)
     return result
+
+
+def without_numbers(model: ModelProto, names: Collection[str]) -> ModelProto:
+    """A copy of a model whose initializers of given names have no numbers, which are not copied meanwhile."""
+    numbers = ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data")
+    result = without(model, "graph")
+    result.graph.MergeFrom(without(model.graph, "initializer"))
+    result.graph.initializer.extend(without(t, *numbers) if t.name in names else t for t in model.graph.initializer)
+    return result

@@ -5,7 +5,7 @@ from typing import Any
 
 from onnx_backprop.ort_ops.compiler.machine import VECTOR as VECTOR
 from onnx_backprop.ort_ops.compiler.objects import Exported
-from onnx_backprop.ort_ops.compiler.values import Inner, Type
+from onnx_backprop.ort_ops.compiler.values import INT, Inner, Type
 
 
 def inner(function: Callable[..., object]) -> Any:
@@ -16,6 +16,13 @@ def inner(function: Callable[..., object]) -> Any:
 def apart(function: Callable[..., object]) -> Any:
     """`inner` that is not inlined: what is called in many places, and works for longer than a call takes."""
     return Inner(function, apart=True)
+
+
+def shared(function: Callable[..., object]) -> Any:
+    """`apart` that is compiled once for all kernels that call it: int64 arguments, and no result."""
+    made = Inner(function)
+    made.shared = Exported(made, (INT,) * function.__code__.co_argcount, None)
+    return made
 
 
 def compiled(name: str) -> Callable[[Callable[..., object]], Any]:

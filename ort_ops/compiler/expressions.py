@@ -313,6 +313,9 @@ class Expressions(Constants):
         return [Value(known, known) if is_function(known) else self.value(node)]
 
     def call_inner(self, inner: Inner, arguments: list[Value]) -> Value:
+        if inner.shared:
+            self.b.call(self.module.elsewhere(inner), [converted(self.b, a, INT).llvm for a in arguments])
+            return NOTHING
         function, kind = self.module.function(inner, tuple(a.type for a in arguments))
         answer = self.b.call(function, [leaf for a in arguments for leaf in flat(a)])
         parts = leaves(kind)

@@ -19,7 +19,7 @@ to the module, and LLVM inlines them.
 
 import ast
 import linecache
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import CodeType, FunctionType
@@ -51,9 +51,13 @@ from onnx_backprop.ort_ops.compiler.values import (
 
 @dataclass(eq=False)
 class Module:
-    """A module of LLVM that grows by what is compiled into it."""
+    """A module of LLVM that grows by what is compiled into it.
+
+    symbol: of an Exported, what other modules call it.
+    """
 
     llvm: ir.Module
+    symbol: Callable[[Any], str]
     functions: dict[tuple[Inner, tuple[Type, ...]], tuple[ir.Function, Type]] = field(default_factory=dict)
     tables: dict[tuple[int, ...], ir.GlobalVariable] = field(default_factory=dict)
 
@@ -63,6 +67,13 @@ class Module:
         if key not in self.functions:
             self.functions[key] = _compiled(self, inner, arguments)
         return self.functions[key]
+
+    def elsewhere(self, inner: Inner) -> ir.Function:
+        """A shared function, which is compiled by itself."""
+        name, count = self.symbol(inner.shared), inner.function.__code__.co_argcount
+        if name not in self.llvm.globals:
+            ir.Function(self.llvm, ir.FunctionType(ir.VoidType(), [llvm_type(INT)] * count), name)
+        return self.llvm.globals[name]
 
     def export(self, inner: Inner, arguments: Sequence[Type], result: Type | None, name: str) -> None:
         """A C function of that name."""

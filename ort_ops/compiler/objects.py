@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import gc
 import hashlib
+import operator
 import os
+import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -74,8 +77,8 @@ def _of_function(function: FunctionType) -> tuple[bytes, tuple[Any, ...]]:
     return digest.digest(), tuple(refers)
 
 
-def _describe(value: Any, add: Any, seen: set[int]) -> None:
-    """Add all that a value is to a digest."""
+def _describe(value: Any, add: Any, seen: dict[int, Any]) -> None:
+    """Add all that a value is to a digest, and its functions and classes to `seen`."""
     if isinstance(value, (int, float, str, bytes, np.generic, type(None))):
         add(f"{type(value).__name__} {value!r}".encode())
     elif isinstance(value, (tuple, list, dict, set, frozenset)):
@@ -93,16 +96,16 @@ def _describe(value: Any, add: Any, seen: set[int]) -> None:
     elif id(value) in seen:
         add(b"as before")
     elif isinstance(value, type):  # its methods may write code
-        seen.add(id(value))
+        seen[id(value)] = value
         add(f"{value.__name__}".encode())
         if value.__module__.startswith(_PACKAGE):
             _describe([m for m in vars(value).values() if isinstance(m, FunctionType)], add, seen)
     else:
-        seen.add(id(value))
+        seen[id(value)] = value
         _describe_function(value, add, seen)
 
 
-def _describe_function(value: Any, add: Any, seen: set[int]) -> None:
+def _describe_function(value: Any, add: Any, seen: dict[int, Any]) -> None:
     if isinstance(value, Inner) or (isinstance(value, FunctionType) and value.__module__.startswith(_PACKAGE)):
         if isinstance(value, Inner):
             add(repr((value.fast, value.apart)).encode())
@@ -155,13 +158,17 @@ def _carried() -> Path | None:
     return None
 
 
+def _carried_symbol(function: Exported) -> str:
+    return f"carried.{function.label}"
+
+
 def ship(folder: Path) -> int:
     """Write what a wheel is to carry, all functions that have a name of their own; how many."""
     counts = Counter(function.label for function in Exported.every)
     folder.mkdir(parents=True)
     for function in Exported.every:
         if counts[function.label] == 1:
-            write(folder / f"{function.label}.o", function.machine_code(f"carried.{function.label}"))
+            write(folder / f"{function.label}.o", function.machine_code(_carried_symbol))
     (folder / "source_digest").write_text(source_digest())
     return sum(count == 1 for count in counts.values())
 
@@ -191,12 +198,31 @@ def _optimised(module: llvm.ModuleRef) -> None:
     builder.getModulePassManager().run(module, builder)
 
 
-def text(inner: Inner, arguments: tuple[Type, ...], result: Type | None, name: str) -> str:
-    """The module of LLVM of an exported function, as it is before LLVM works on it."""
-    module = Module(ir.Module(name))
-    module.llvm.triple, module.llvm.data_layout = TRIPLE, str(_target().target_data)
-    module.export(inner, arguments, result, name)
-    return str(module.llvm)
+@contextlib.contextmanager
+def _without_collecting() -> Iterator[None]:
+    """The collector looks at a growing module again and again, a third of the time to write it, and finds nothing."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def text(
+    inner: Inner,
+    arguments: tuple[Type, ...],
+    result: Type | None,
+    name: str,
+    symbol: Callable[[Exported], str] = operator.attrgetter("name"),
+) -> str:
+    """The module of LLVM of an exported function, as it is before LLVM works on it. symbol: of shared functions."""
+    with _without_collecting():
+        module = Module(ir.Module(name), symbol)
+        module.llvm.triple, module.llvm.data_layout = TRIPLE, str(_target().target_data)
+        module.export(inner, arguments, result, name)
+        return str(module.llvm)
 
 
 class Exported:
@@ -209,12 +235,24 @@ class Exported:
         self.every.append(self)
 
     @functools.cached_property
+    def _known(self) -> tuple[str, list[Exported]]:
+        digest, seen = hashlib.sha256(_compiler()), dict[int, Any]()
+        digest.update(repr((self._arguments, self._result)).encode())
+        _describe(self._inner, digest.update, seen)
+        name = f"{self._inner.name.replace('<locals>.', '')}-{digest.hexdigest()[:24]}"
+        return name, [f.shared for f in seen.values() if isinstance(f, Inner) and f.shared not in (None, self)]
+
+    @property
     def name(self) -> str:
         """The symbol, and the name of the file: the function's and a digest of all that it depends on."""
-        digest = hashlib.sha256(_compiler())
-        digest.update(repr((self._arguments, self._result)).encode())
-        _describe(self._inner, digest.update, set())
-        return f"{self._inner.name.replace('<locals>.', '')}-{digest.hexdigest()[:24]}"
+        return self._known[0]
+
+    @property
+    def shared(self) -> list[Exported]:
+        """The shared functions that it calls, directly or not; of what is carried, all of them."""
+        if self._carried is None:
+            return self._known[1]
+        return [f for f in self.every if f._inner.shared is f and f is not self]
 
     @property
     def label(self) -> str:
@@ -244,31 +282,38 @@ class Exported:
 
     def compile(self) -> bytes:
         """The machine code, which is cached on disk."""
-        code = self.machine_code(self.name)
+        code = self.machine_code()
         if self._path:
             write(self._path, code)
         return code
 
-    def linkable(self, symbol: str) -> bytes:
-        """The machine code for a library, which does not export it; it is cached on disk too."""
+    @property
+    def linked_symbol(self) -> str:
+        """A name in C."""
+        return re.sub(r"\W", "_", self.name)
+
+    def linkable(self) -> bytes:
+        """The machine code for a library, which does not export `linked_symbol`; it is cached on disk too."""
         folder = cache_folder()
         path = folder / f"{self.name}.linked" if folder else None
         code = path and read(path)
         if code is None:
-            code = self.machine_code(symbol, linked=True)
+            code = self.machine_code(operator.attrgetter("linked_symbol"), linked=True)
             if path:
                 write(path, code)
         return code
 
-    def machine_code(self, symbol: str, *, linked: bool = False) -> bytes:
-        """For this processor, under a name. linked: see `linkable`."""
+    def machine_code(
+        self, symbol: Callable[[Exported], str] = operator.attrgetter("name"), *, linked: bool = False
+    ) -> bytes:
+        """For this processor. symbol: what it, and each shared function, is called. linked: see `linkable`."""
         with _lock:
-            source = text(self._inner, self._arguments, self._result, symbol)
+            source = text(self._inner, self._arguments, self._result, symbol(self), symbol)
             with Deferred():  # LLVM's objects change owners, and are disposed of where nothing may be raised
                 module = llvm.parse_assembly(source)
                 module.verify()
                 if linked:
-                    module.get_function(symbol).visibility = "hidden"
+                    module.get_function(symbol(self)).visibility = "hidden"
                 _optimised(module)
             with Deferred():  # after a chance to interrupt
                 code = _target(linked=linked).emit_object(module)
@@ -281,7 +326,9 @@ class Exported:
         with _lock:
             if "address" in vars(self):  # meanwhile, by another thread
                 return vars(self)["address"]
-            symbol, code = f"carried.{self.label}", self._carried
+            for function in self.shared:  # LLVM looks for what is called among what is there
+                _ = function.address
+            symbol, code = _carried_symbol(self), self._carried
             if code is None:
                 symbol, code = self.name, (self._path and read(self._path)) or self.compile()
             with Deferred():

@@ -34,12 +34,14 @@ class CompileError(Exception):
 class Inner:
     """A function that compiled functions call.
 
-    fast: flags of LLVM's floating point arithmetic. apart: it is called, never inlined.
+    fast: flags of LLVM's floating point arithmetic. apart: it is called, never inlined. shared: the Exported of one
+    that is no part of its callers' machine code.
     """
 
     function: Any  # a FunctionType
     fast: tuple[str, ...] = ()
     apart: bool = False
+    shared: Any = None
 
     def __call__(self, *_: Any) -> Any:
         raise TypeError(f"{self.name} is called by compiled functions only")

@@ -7,7 +7,6 @@ environment names (`compiler.machine`); COMMAND compiles and links C.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -46,15 +45,14 @@ class _Tables:
     """The tables of a library as C, which grow by what is added."""
 
     def __init__(self) -> None:
-        self.functions: dict[str, Exported] = {}  # by symbol
+        self.functions: dict[Exported, None] = {}
         self.lines: list[str] = []
         self._arrays: dict[tuple[str, str], str] = {}
 
     def function(self, exported: Exported) -> str:
         """A C expression for the address of a function."""
-        symbol = re.sub(r"\W", "_", exported.name)
-        self.functions[symbol] = exported
-        return f"ADDRESS(&{symbol})"
+        self.functions |= dict.fromkeys((exported, *exported.shared))
+        return f"ADDRESS(&{exported.linked_symbol})"
 
     def array(self, values: Sequence[object], kind: str = "word") -> str:
         """The name of an array of numbers or C expressions; equal ones are one."""
@@ -135,7 +133,7 @@ def tables(domain: str, specs: Sequence[Mapping[str, Any]], lengths: str, target
     names = dict.fromkeys(spec["op"] for spec in specs)
     types = [code.type(name, kind) for name in names for kind in (ELEMENT_TYPES if name in KERNELS else (c_abi.FLOAT,))]
     texts = {"DOMAIN": domain, "LENGTHS": lengths, "TARGET": target}
-    declared = [f"extern void {symbol}(void);" for symbol in code.functions]
+    declared = [f"extern void {function.linked_symbol}(void);" for function in code.functions]
     content = [*(f"#define {name} {_text(text)}" for name, text in texts.items()), *declared, *code.lines]
     content.append(f"static const spec specs[] = {{{','.join(entries)}}};")
     content.append(f"static const operator_type types[] = {{{','.join(types)}}};")
@@ -165,9 +163,9 @@ def build(requests: Mapping[str, Any], path: Path, command: Sequence[str]) -> No
         root = Path(folder)
         (root / "tables.h").write_text(text)
         objects = []
-        for n, (symbol, function) in enumerate(code.functions.items()):
+        for n, function in enumerate(code.functions):
             objects.append(root / f"{n}.o")
-            objects[-1].write_bytes(function.linkable(symbol))
+            objects[-1].write_bytes(function.linkable())
         defined = [f"-D{name}={value}" for name, value in constants().items()]
         options = ["-O2", "-fvisibility=hidden", *defined, f"-I{root}", "-o", str(path)]
         subprocess.run([*command, *options, str(_RUNTIME), *map(str, objects), "-lm"], check=True)

@@ -1,12 +1,14 @@
 """Products of large float32 matrices as MatrixProduct, where the processor has registers for matrices.
 
     MatMul(x, w)  MatMul(dy, Transpose(w))  Gemm<transA>(x, dy)   ->   MatrixProduct(x, w)  …<transB>(dy, w)  …<transA>
+    Transpose(Gemm<transA>(x, dy))   ->   MatrixProduct<transA>(dy, x)
 
 What is known to be short stays: a product that splits a matrix into parts for few rows takes longer than one that reads
 it. So do rows that are a batch's of unknown number and nothing else, batches of matrices, and Gemm with factors. A
 Transpose that nobody reads any more goes.
 """
 
+from collections import Counter
 from collections.abc import Container, Iterable
 from math import prod
 
@@ -37,17 +39,43 @@ def _replace(
 ) -> bool:
     shapes = outer | shapes_of(graph)
     floats = floats | set(_floats(graph))
-    makers, nodes, turned, changed = producers(graph.node), list[NodeProto](), set[str](), False
+    makers, nodes, changed = producers(graph.node), list[NodeProto](), False
     for node in graph.node:
         product = _product(node, makers, shapes, floats, taken, batches)
         nodes += product or [copied(node)]
         changed |= bool(product)
-        turned.update(name for name in node.input if product and name not in product[0].input)
     inner = [_replace(body, shapes, floats, taken, batches) for node in nodes for body in subgraphs(node)]
     if changed := changed or any(inner):
-        gone = turned - {value.name for value in graph.output}.union(*map(reads, nodes))
-        assign(graph.node, [node for node in nodes if gone.isdisjoint(node.output)])
+        assign(graph.node, _without_transposes(nodes, {value.name for value in graph.output}, shapes))
     return changed
+
+
+def _without_transposes(nodes: list[NodeProto], outputs: set[str], shapes: dict[str, Dims]) -> list[NodeProto]:
+    """(A·B)ᵀ as Bᵀ·Aᵀ where nobody else reads A·B; no Transpose that nobody reads."""
+    products = {node.output[0]: node for node in nodes if node.op_type == NATIVE_PREFIX + NAME}
+    gone: set[int] = set()
+    readers = Counter(name for node in nodes for name in reads(node)) + Counter(outputs)
+    for node in filter(_turns, nodes):
+        product = products.get(node.input[0])
+        if product is None or readers[node.input[0]] > 1 or any(len(shapes.get(x, ())) != 2 for x in product.input):
+            continue
+        turned = {a.name: a for a in product.attribute}
+        turned["transA"].i, turned["transB"].i = int(not turned["transB"].i), int(not turned["transA"].i)
+        assign(product.input, reversed(product.input))
+        product.output[0] = node.output[0]
+        gone.add(id(node))
+    nodes = [node for node in nodes if id(node) not in gone]
+    while True:
+        read = outputs.union(*map(reads, nodes))
+        left = [node for node in nodes if not (_turns(node) and read.isdisjoint(node.output))]
+        if len(left) == len(nodes):
+            return left
+        nodes = left
+
+
+def _turns(node: NodeProto) -> bool:
+    """Whether a node is the Transpose of a matrix, or of all axes of a tensor."""
+    return is_standard(node, "Transpose") and attributes_of(node).get("perm", [1, 0]) == [1, 0]
 
 
 def _floats(graph: GraphProto) -> Iterable[str]:
@@ -75,10 +103,10 @@ def _product(
     if given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0:
         return []
     names, turned = list(node.input[:2]), [bool(given.get(name, 0)) for name in ("transA", "transB")]
-    for n, name in enumerate(names):
-        maker = makers.get(name)
-        square = maker is not None and is_standard(maker, "Transpose") and len(shapes.get(maker.input[0], ())) == 2
-        if maker is not None and square and attributes_of(maker).get("perm", [1, 0]) == [1, 0]:
+    for n in range(2):
+        while (maker := makers.get(names[n])) is not None and _turns(maker):
+            if not maker.attribute and len(shapes.get(maker.input[0], ())) != 2:
+                break  # it may turn more than two axes
             names[n], turned[n] = maker.input[0], not turned[n]
     left, right = (shapes.get(name, ()) for name in names)
     few = len(left) == 2 and left[0] in batches

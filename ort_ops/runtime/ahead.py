@@ -83,7 +83,7 @@ CLEAR = stage("clear", Zeros, _clear)
 def considered(plan: Plan, sizes: Sequence[int]) -> tuple[Plan, bool]:
     """The plan and True; where code is missing that is to be compiled ahead, zeros of those sizes and False."""
     trial = _trial.get()
-    lacks = [function for function, _ in plan.stages if not function.at_hand]
+    lacks = [f for stage, _ in plan.stages for f in (*stage.shared, stage) if not f.at_hand]
     if trial is None or not lacks:
         return plan, True
     trial.missing.update(dict.fromkeys(lacks))

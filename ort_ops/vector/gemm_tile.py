@@ -12,7 +12,7 @@ from functools import partial
 
 from llvmlite import ir
 
-from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.decorators import inner, shared
 from onnx_backprop.ort_ops.compiler.llvm import choice, function_of, routine, store_i64
 from onnx_backprop.ort_ops.compiler.machine import REGISTERS, VECTOR
 from onnx_backprop.ort_ops.vector.emit import FLOAT, I1, I32, I64, ITEM, VEC, ZERO, Block, Value, blocks, carry
@@ -110,8 +110,14 @@ def _tiles(function: ir.Function) -> None:
 
 
 @routine(_tiles)
+def _multiply_tile(rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add):
+    """`multiply_tile`."""
+
+
+@shared
 def multiply_tile(rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add):
     """`multiply` of whole vectors; `rows` is one of TILE_ROWS."""
+    _multiply_tile(rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add)
 
 
 def _row_table() -> tuple[int, ...]:

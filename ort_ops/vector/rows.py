@@ -6,7 +6,7 @@ vectorise.
 
 import numpy as np
 
-from onnx_backprop.ort_ops.compiler.decorators import apart, fast, inner
+from onnx_backprop.ort_ops.compiler.decorators import apart, fast, inner, shared
 from onnx_backprop.ort_ops.compiler.llvm import F32, by_half, by_type, load_f32, store_f32
 from onnx_backprop.ort_ops.vector.registers import blend_even, clear_run, copy_even, copy_run, spread_even
 
@@ -45,7 +45,7 @@ def _add(load, _store, target, source, first, count):
         store_f32(target, i, load_f32(target, i) + load(source, first + i))
 
 
-@apart
+@shared
 def read_run(kind, target, to, source, first, step, count):
     """float32 target[to + i] = source[first + i·step]."""
     if kind != F32:
@@ -64,7 +64,7 @@ def scatter_run(kind, target, to, target_step, source, first, step, count):
     by_type(kind, _scatter, target, to, target_step, source, first, step, count)
 
 
-@apart
+@shared
 def write_run(kind, target, to, step, source, first, count):
     """target[to + i·step] = float32 source[first + i], rounded once."""
     if kind != F32:

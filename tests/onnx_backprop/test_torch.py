@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import warnings
 from collections.abc import Callable
@@ -301,14 +302,36 @@ def test_export(tmp_path: Path) -> None:
     assert [v.name for v in session.get_inputs()] == ["x0", "x1"]
 
 
+def test_numbers_are_there_once() -> None:
+    """The weights' memory is PyTorch's alone: what is compiled later, and a copy, has those of then."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> m (float[1, 512] x) => (float[1, 512] y) { y = MatMul(x, w) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(512, dtype=np.float32), "w"))
+    own = ob.torch.module(model)
+    held = [m for m in gc.get_objects() if isinstance(m, ModelProto) and m is not model and m.ByteSize() > 2**20]
+    assert not held
+    x = torch.arange(512.0)[None]
+    with torch.no_grad():
+        own.w.mul_(3)
+        close(own(x), 3 * x)
+        own.w.mul_(2)
+    close(copy.deepcopy(own).eval()(x), 6 * x)
+    own.requires_grad_(True)
+    own(x).sum().backward()
+    close(own.w.grad, x.T.expand(512, 512))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_types(dtype: Any) -> None:
+def test_other_types(dtype: Any, tmp_path: Path) -> None:
     element = {torch.float16: TensorProto.FLOAT16, torch.bfloat16: TensorProto.BFLOAT16}.get(dtype, TensorProto.DOUBLE)
     x, y = (helper.make_tensor_value_info(name, element, ["N", n]) for name, n in (("x", 4), ("y", 3)))
     w = np.random.default_rng(0).standard_normal((4, 3)).astype(helper.tensor_dtype_to_np_dtype(element))
     nodes = [helper.make_node("MatMul", ["x", "w"], ["p"]), helper.make_node("Tanh", ["p"], ["y"])]
     graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(w, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    ob.torch.module(model).export(tmp_path / "same.onnx")
+    assert onnx.load(tmp_path / "same.onnx").graph.initializer[0].raw_data == model.graph.initializer[0].raw_data
     if dtype == torch.bfloat16:
         pytest.importorskip("torch")
         with pytest.raises(ob.OnnxBackpropError):  # onnxruntime has no MatMul of bfloat16 on the CPU

@@ -16,7 +16,7 @@ import onnx_backprop as ob
 from onnx_backprop.converters.prepare.float_types import with_float_type
 from onnx_backprop.converters.prepare.fused.table import EXPANSIONS
 from onnx_backprop.converters.prepare.load import prepare
-from onnx_backprop.opset.functions.mat_mul_n_bits import MatMulNBits
+from onnx_backprop.opset.functions.mat_mul_n_bits import reference_class
 from onnx_backprop.opset.graphs.walk import all_nodes
 from tests.support.adjoint import forward_session, run
 from tests.support.batch import check_each
@@ -188,7 +188,7 @@ def _gradients_in_their_form(cases: Sequence[Fused]) -> list[list[Along]]:
 
 def _gradients_of(cases: Sequence[Fused], model: ModelProto, written_out: ModelProto) -> list[list[Along]]:
     """<dy, F(x + h·v) - F(x - h·v)> / 2h = <dx, v>, F being what the models are written out as, in float64."""
-    forward = ReferenceEvaluator(with_float_type(written_out, TensorProto.DOUBLE), new_ops=[MatMulNBits])
+    forward = ReferenceEvaluator(with_float_type(written_out, TensorProto.DOUBLE), new_ops=[reference_class()])
     coarse = {node.output[0].split("/")[0] for node in written_out.graph.node if node.op_type in COARSELY}
     feeds = _together(cases)
     exact = {name: x.astype(np.float64) if x.dtype.kind == "f" else x for name, x in feeds.items()}

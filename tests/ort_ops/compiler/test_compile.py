@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from onnx_backprop.ort_ops.compiler import objects
-from onnx_backprop.ort_ops.compiler.decorators import exported, fast, inner
-from onnx_backprop.ort_ops.compiler.llvm import BF16, F16, F32, by_type, load_f32
+from onnx_backprop.ort_ops.compiler.decorators import exported, fast, inner, shared
+from onnx_backprop.ort_ops.compiler.llvm import BF16, F16, F32, by_type, load_f32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import Record, Triple, view
 from onnx_backprop.ort_ops.compiler.values import DOUBLE, INT, CompileError
 
@@ -411,5 +411,62 @@ def test_machine_code_that_a_wheel_carries(tmp_path, monkeypatch: pytest.MonkeyP
         (tmp_path / "this" / "source_digest").write_text("other sources")
         objects._carried.cache_clear()
         assert objects.Exported(made, (INT,), INT)._carried is None
+    finally:
+        objects._carried.cache_clear()
+
+
+_place = stack(1)
+
+
+@shared
+def _times_three(place, x):
+    store_i64(place, 0, 3 * x)
+
+
+def _by_the_shared(x):
+    place = _place()
+    _times_three(place, np.int32(x))
+    return load_i64(place, 0) + 1
+
+
+def _and_more(x):
+    place = _place()
+    _times_three(place, x)
+    return load_i64(place, 0) + x + 1
+
+
+def test_a_shared_function_is_no_part_of_its_callers(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compiled once, called by several, and a caller is another one where it changes."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    objects.cache_folder.cache_clear()
+    try:
+        call, made = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64), inner(_by_the_shared)
+        first, second = exported(INT, INT)(made), exported(INT, INT)(_and_more)
+        assert first.shared == second.shared == [_times_three.shared]
+        assert (call(first.address)(-5), call(second.address)(7)) == (-14, 29)
+        assert len(list(tmp_path.rglob("*_times_three*.o"))) == 1
+        assert b"_times_three" in first.machine_code()
+        name = first.name
+        monkeypatch.setattr(_times_three, "function", lambda place, x: store_i64(place, 0, 4 * x))
+        assert exported(INT, INT)(made).name != name
+    finally:
+        objects.cache_folder.cache_clear()
+
+
+def test_a_shared_function_that_a_wheel_carries(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = inner(_by_the_shared)
+    monkeypatch.setattr(objects, "SHIPPED", tmp_path)
+    monkeypatch.setattr(objects, "levels", lambda: ["this"])
+    monkeypatch.setattr(objects.Exported, "every", [exported(INT, INT)(made), _times_three.shared])
+    assert objects.ship(tmp_path / "this") == 2
+    objects._carried.cache_clear()
+    try:
+        again = inner(_times_three.function)
+        again.shared = objects.Exported(again, (INT, INT), None)
+        monkeypatch.setattr(objects.Exported, "every", [again.shared])
+        monkeypatch.setattr(objects.Exported, "compile", None)
+        function = objects.Exported(made, (INT,), INT)
+        assert function.shared == [again.shared]
+        assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(function.address)(5) == 16
     finally:
         objects._carried.cache_clear()

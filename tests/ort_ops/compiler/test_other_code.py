@@ -18,7 +18,7 @@ def test_a_file_without_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
     def quintuple(x):
         return 5 * x
 
-    code = quadruple.machine_code(quadruple.name)
+    code = quadruple.machine_code()
     monkeypatch.setattr(objects, "read", lambda _: code)
     with pytest.raises(RuntimeError, match=f"no machine code for {quintuple.name}"):
         _ = quintuple.address

@@ -48,6 +48,16 @@ def test_which_products(rng) -> None:
             (0, 1),
             ["Add", "Transpose"],
         ),
+        (model("t = Transpose<perm = [1, 0]>(w) u = Transpose<perm = [1, 0]>(t) y = MatMul(x, u)"), (0, 0), []),
+        (model("z = MatMul(x, w) y = Transpose(z)", "float[40,96]"), (1, 1), []),
+        (model("z = Gemm<transA = 1>(x, w) y = Transpose(z)", "float[70,96]", "float[70,80]"), (1, 0), []),
+        (model("z = Gemm<transB = 1>(x, w) y = Transpose(z)", "float[40,96]", "float[80,96]"), (0, 1), []),
+        (
+            model("z = MatMul(x, w) t = Transpose(z) y = Add(z, t)", "float[96,96]", "float[96,96]"),
+            (0, 0),
+            ["Add", "Transpose"],
+        ),
+        (model("z = MatMul(x, w) t = Transpose(z) y = Relu(t)", "float[2,40,96]"), (0, 0), ["Relu", "Transpose"]),
         (model("t = Transpose<perm = [0, 2, 1]>(x) y = MatMul(t, w)", "float[2,96,N]"), (0, 0), ["Transpose"]),
     ]
     for given, sides, left in cases:
