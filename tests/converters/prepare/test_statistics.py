@@ -118,13 +118,15 @@ def test_two_modules_have_statistics_each_and_one_module_has_one() -> None:
     assert _statistics(once) == [("mean", "var")]
 
 
-@pytest.mark.parametrize("other", ["z = Mul(v, v)", "q = SequenceConstruct(v, v) z = SequenceAt(q, i)", "z = Identity(v)"])
+@pytest.mark.parametrize(
+    "other", ["z = Mul(v, v)", "q = SequenceConstruct(v, v) z = SequenceAt(q, i)", "z = Identity(v)"]
+)
 def test_a_statistic_that_is_a_weight_too_has_the_derivative_through_both(other: str) -> None:
     """Found by `make search`: the gradient was that through the other reader alone."""
     model = parser.parse_model(
-        f'''<ir_version: 10, opset_import: ["": 18]> g (float[2, 2] x) => (float[2, 2] y, float[2] z)
+        f"""<ir_version: 10, opset_import: ["": 18]> g (float[2, 2] x) => (float[2, 2] y, float[2] z)
         <float[2] s = {{0.5, 2}}, float[2] v = {{1.25, 0.5}}, int64 i = {{0}}>
-        {{ y = BatchNormalization(x, s, s, v, v) {other} }}'''
+        {{ y = BatchNormalization(x, s, s, v, v) {other} }}"""
     )
     x = np.float32([[1, 2], [3, -4]])
     session = ob.session(ob.vjp(model, ["v"], ["y", "z"]))
