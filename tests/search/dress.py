@@ -151,7 +151,7 @@ def _function(model: ModelProto, _: Feeds, rng: np.random.Generator) -> Feeds | 
     )
     model.opset_import.append(helper.make_opsetid("own", 1))
     del model.graph.node[:]
-    call = helper.make_node("part", inputs, outputs, domain="own", name="part", **defaults)  # pyright: ignore[reportArgumentType]
+    call = helper.make_node("part", inputs, outputs, domain="own", name="part", **defaults)
     model.graph.node.extend([*nodes[:start], call, *nodes[start + len(inside) :]])
     return None
 

@@ -18,7 +18,8 @@ def split_statistics(proto: ModelProto) -> None:
 
     Fresh ones are all zeros and ones, as biases and scales are, and exporters keep one tensor of equal numbers, perhaps
     behind Identity nodes: a derivative by the bias would be one by the mean too, and a step would write the renewed
-    mean over it. Other numbers that something else reads as well stay one tensor. Nodes with one scale and one bias are one module, and share their statistics.
+    mean over it. Other numbers that something else reads as well stay one tensor. Nodes with one scale and one bias are
+    one module, and share their statistics.
     """
     graph = proto.graph
     identities = {node.output[0]: node for node in graph.node if is_standard(node, "Identity")}
