@@ -113,10 +113,13 @@ def shapes_first(graph: ir.Graph, op: Builder, forward: Sequence[ir.Node]) -> No
                     if start is None and end is None
                     else op.Slice(shape, [start or 0], [_END if end is None else end])
                 )
-                graph.insert_before(reader, op.nodes)
+                if reader.outputs[0].is_graph_output():  # of a body, which hands on nothing from outside
+                    part = op.Identity(part)
+                place = reader.graph or graph
+                place.insert_before(reader, op.nodes)
                 op.nodes.clear()
-                reader.outputs[0].replace_all_uses_with(part)
-                graph.remove(reader, safe=True)
+                reader.outputs[0].replace_all_uses_with(part, replace_graph_outputs=True)
+                place.remove(reader, safe=True)
 
 
 def _maker(value: ir.Value) -> ir.Node:

@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +34,12 @@ def dressed(seed: int, number: int) -> tuple[ModelProto, Feeds]:
     return dress(*drawn(seed, number), np.random.default_rng([seed, number, 1]))
 
 
-def attempt(seed: int, number: int, keep: Path) -> str:
+def attempt(seed: int, number: int, keep: Path, oracles: Iterable[str] = ORACLES) -> str:
     """What all oracles say of a model, a line of the log for each; the findings in short."""
     model, feeds = dressed(seed, number)
     found: list[str] = []
     with (keep / f"{seed}.jsonl").open("a") as log:
-        for name in ORACLES:
+        for name in oracles:
             print(json.dumps([number, name, "begun"]), file=log, flush=True)
             verdict, text = examine(model, feeds, name)
             print(json.dumps([number, name, verdict, text[:400]]), file=log, flush=True)
@@ -96,6 +97,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first model")
     parser.add_argument("--keep", type=Path, default=Path("search-findings"), help="the folder for logs and findings")
+    parser.add_argument("--only", nargs="+", choices=list(ORACLES), default=list(ORACLES), help="these oracles")
     parser.add_argument("--replay", type=Path)
     arguments = parser.parse_args()
     if arguments.replay:
@@ -104,7 +106,9 @@ def main() -> int:
     keep.mkdir(parents=True, exist_ok=True)
     until, bad = time.monotonic() + 3600 * arguments.hours, 0
     numbers = range(arguments.first, arguments.first + arguments.models)
-    for answer in pool.run(numbers, lambda n: attempt(arguments.seed, n, keep), seconds=SECONDS, size=BYTES):
+    for answer in pool.run(
+        numbers, lambda n: attempt(arguments.seed, n, keep, arguments.only), seconds=SECONDS, size=BYTES
+    ):
         if answer.what.startswith(pool.BAD):
             bad += 1
             print(f"{arguments.seed} {answer.case}: {answer.what}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -22,14 +23,14 @@ def copy(model: ModelProto) -> ModelProto:
 
 
 def _symbols(model: ModelProto, feeds: Feeds, rng: np.random.Generator) -> Feeds:
-    """Lengths of inputs and outputs become symbols: axis 0 of inputs of as many rows one, the others one each."""
-    rows = {v.shape[0] for v in feeds.values() if v.ndim}
-    whole = len(rows) == 1
+    """Lengths of inputs and outputs become symbols: axis 0 of inputs of as many rows one, other axes one each."""
+    rows = Counter(v.shape[0] for v in feeds.values() if v.ndim)
+    most = rows.most_common(1)[0][0] if rows else 0
     for value in model.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if axis == 0 and whole:
+            if axis == 0 and dim.dim_value == most:
                 dim.dim_param = "N"
-            elif rng.random() < 0.4:
+            elif axis and rng.random() < 0.4:
                 dim.dim_param = f"{value.name}_{axis}"
     _undeclared_outputs(model, feeds, rng)
     return feeds
@@ -150,7 +151,7 @@ def _function(model: ModelProto, _: Feeds, rng: np.random.Generator) -> Feeds | 
     )
     model.opset_import.append(helper.make_opsetid("own", 1))
     del model.graph.node[:]
-    call = helper.make_node("part", inputs, outputs, domain="own", name="part", **defaults)  # pyright: ignore[reportArgumentType]
+    call = helper.make_node("part", inputs, outputs, domain="own", name="part", **defaults)
     model.graph.node.extend([*nodes[:start], call, *nodes[start + len(inside) :]])
     return None
 

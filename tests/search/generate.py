@@ -32,7 +32,7 @@ def run_stock(model: ModelProto, feeds: Feeds, outputs: Sequence[str] | None = N
     session = onnxruntime.InferenceSession(model.SerializeToString(), QUIET, providers=["CPUExecutionProvider"])
     accepted = {v.name for v in (*session.get_inputs(), *session.get_overridable_initializers())}
     fed = {k: v.copy() for k, v in feeds.items() if k in accepted}
-    return list(map(np.asarray, session.run(outputs, fed)))  # pyright: ignore[reportArgumentType]
+    return list(map(np.asarray, session.run(outputs, fed)))
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Graph:
         """Add a node; its first result. RejectedError where onnxruntime refuses it or a number is not small and finite."""
         names = [self.name("v")] + [f"{self.name('v')}_{n}" for n in range(1, outputs)]
         given = {k: v for k, v in attributes.items() if v != []}
-        node = helper.make_node(op, inputs, names, name=f"{op}_{names[0]}", **given)  # pyright: ignore[reportArgumentType]
+        node = helper.make_node(op, inputs, names, name=f"{op}_{names[0]}", **given)
         fed = {n: self.seen[n] for n in sorted(reads(node)) if n}
         infos = [info_of(n, v) for n, v in fed.items()]
         model = wrapped(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, helper, numpy_helper
 
 from onnx_backprop.opset.graphs.walk import all_graphs, reads, subgraphs
 from tests.search.dress import copy, without_functions
@@ -171,14 +170,3 @@ def _inner(model: ModelProto, feeds: Feeds) -> Iterator[Pair]:
                         if value.name == node.output[0]:
                             inside.node.add(op_type="Identity", input=[name], output=[value.name])
                 yield result, feeds
-
-
-def as_text(model: ModelProto) -> str:
-    import onnx
-
-    small = copy(model)
-    for graph in all_graphs(small):
-        for tensor in graph.initializer:
-            if np.prod(tensor.dims) > 12 and tensor.data_type in (TensorProto.FLOAT, TensorProto.DOUBLE):
-                tensor.CopyFrom(helper.make_tensor(tensor.name, tensor.data_type, [0], []))
-    return onnx.printer.to_text(small)

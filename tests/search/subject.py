@@ -66,7 +66,9 @@ class Subject:
 
     @cached_property
     def is_wide(self) -> bool:
-        return all(v.dtype == np.float64 for v in (*self.point.values(), *(self.values[n] for n in self.of)))
+        """Whether it computes in float64 alone, Casts inside included."""
+        kinds = {v.dtype for v in (*self.point.values(), *(self.values[n] for n in self.of))}
+        return kinds == {np.dtype(np.float64)} and in_float64(self.model, {})[0] == self.model
 
     @cached_property
     def rounding(self) -> float:

@@ -13,7 +13,7 @@ from tests.search.shrink import shrunk
 from tests.search.steps import drawn
 from tests.support.broken_rules import break_rule, scaled
 
-MODELS = range(6)
+MODELS = range(4)
 
 
 @pytest.mark.parametrize("number", MODELS)
@@ -49,11 +49,11 @@ def test_a_wrong_rule_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> No
     assert shows(small, fed)
 
 
-@pytest.mark.parametrize("name", list(ORACLES))
-def test_an_answer_in_the_words_of_others_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_in_the_words_of_others_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> list[None]:
         raise KeyError("x")
 
     break_rule(monkeypatch, "Tanh", fails)
-    verdict, text = examine(*_model(), name)
-    assert (verdict, text[:8]) == ("wrong", "KeyError")
+    verdicts = {name: examine(*_model(), name) for name in ORACLES if name != "explained"}
+    assert {verdict for verdict, _ in verdicts.values()} == {"wrong"}
+    assert {text[:8] for _, text in verdicts.values()} == {"KeyError"}

@@ -13,7 +13,7 @@ from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.opset.graphs.edit import copied, insert
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import rename, unique, used_names
-from onnx_backprop.opset.graphs.walk import all_nodes, called, subgraphs
+from onnx_backprop.opset.graphs.walk import all_nodes, subgraphs
 
 _TRAINING = "ai.onnx.preview.training"
 # operators without a schema that have a gradient rule -> whether an output has the first input's shape too
@@ -125,8 +125,10 @@ def _check_rank(graph: GraphProto, position: int, name: str, rank: int) -> None:
     """x = Reshape(what the node makes, Reshape(its Shape, [rank])), which fails in a run where the rank is another."""
     op = Emitter(name, used_names(graph))
     unranked = unique(f"{name}/made", op.taken)
-    graph.node[position].name = called(graph.node[position])  # which may be the output's name
-    rename(graph.node[position], {name: unranked})
+    node = graph.node[position]
+    if not node.name:  # its output's, which another node may be called by
+        node.name = name if all(other.name != name for other in graph.node) else unique(name, op.taken)
+    rename(node, {name: unranked})
     info = graph.value_info.add(name=unranked)
     info.CopyFrom(next(v for v in (*graph.value_info, *graph.output) if v.name == name))
     info.name = unranked

@@ -21,6 +21,7 @@ from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes
 
 LEAST_OPSET = 7  # that onnxruntime promises to run
 _WITHOUT_KERNELS = (TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_BODIES = ("function_opset_versions", "context_dependent_function_opset_versions")  # of a schema, which no stub has
 LEAST_IR_VERSION = 7  # knows all that a model can hold but functions and the types of later opsets
 
 
@@ -89,5 +90,5 @@ def _since(node: NodeProto, domain: str, version: int, *, by_bodies: bool) -> in
         schema = defs.get_schema(node.op_type, version, domain)
     except defs.SchemaError:
         return None
-    bodies = [*schema.function_opset_versions, *schema.context_dependent_function_opset_versions] if by_bodies else []
-    return max(schema.since_version, min((body for body in bodies if body <= version), default=0))
+    bodies = [body for name in _BODIES if by_bodies for body in getattr(schema, name) if body <= version]
+    return max(schema.since_version, min(bodies, default=0))

@@ -54,7 +54,7 @@ class _Segments:
         count = op.Squeeze(count, [0])
         whole = op.Div(count, self.length)
         covered = op.Mul(whole, self.length)
-        rows = [self._rows(x, count, *way) for (x, _), way in zip(steps.sliced, ways, strict=True)]
+        rows = [self._rows(x, *way) for (x, _), way in zip(steps.sliced, ways, strict=True)]
         initial = [steps.initial[i] for i in self.states]
         states, first = self._over_segments(whole, initial, rows)
         rest = op.Range(covered, count, 1)
@@ -69,7 +69,7 @@ class _Segments:
             outputs[steps.count + j] = self._joined(steps.stacked[j][0], a, b, covered, count, *ends[j])
         return Expansion(op.nodes, outputs)
 
-    def _rows(self, x: ir.Value, count: ir.Value, axis: int, direction: int) -> ir.Value:
+    def _rows(self, x: ir.Value, axis: int, direction: int) -> ir.Value:
         """A scan input with the steps along the first axis, in their order."""
         op, shape = self.op, dims(x)
         if axis and shape is None:
@@ -81,7 +81,7 @@ class _Segments:
         if shape is not None and axis % len(shape):
             axis %= len(shape)
             x = op.Transpose(x, perm=[axis, *(n for n in range(len(shape)) if n != axis)])
-        return op.Gather(x, op.Range(op.Sub(count, 1), -1, -1)) if direction else x
+        return _reversed(op, x) if direction else x
 
     def _joined(
         self, y: ir.Value, a: ir.Value, b: ir.Value, covered: ir.Value, count: ir.Value, axis: int, direction: int
@@ -95,7 +95,7 @@ class _Segments:
         shaped = [op.Reshape(part, op.Concat(op.Reshape(n, [1]), lengths, axis=0), allowzero=1) for part, n in parts]
         joined = op.Concat(*shaped, axis=0)
         if direction:
-            joined = op.Gather(joined, op.Range(op.Sub(count, 1), -1, -1))
+            joined = _reversed(op, joined)
         if at:
             joined = op.Transpose(joined, perm=[*range(1, at + 1), 0, *range(at + 1, len(shape or ()))])
         return op.like(joined, y)
@@ -155,6 +155,11 @@ class _Segments:
             result.type = value.type
             result.shape = value.shape if state or value.shape is None else ir.Shape([None, *value.shape])
         return results[: len(initial)], results[len(initial) :]
+
+
+def _reversed(op: Builder, x: ir.Value) -> ir.Value:
+    """The rows from the last to the first; as a Gather by a Range onnxruntime would slice from the last to the last."""
+    return op.Slice(x, [-1], [-(2**63)], [0], [-1])
 
 
 def _counters(op: Builder) -> tuple[ir.Value, ir.Value]:

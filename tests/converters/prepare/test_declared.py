@@ -118,3 +118,14 @@ def test_a_scan_has_the_rank_of_its_state_from_its_body_alone() -> None:
     dx, dw = ob.session(ob.backward(model, wrt=["x", "w"])).run(["x_grad", "w_grad"], feeds | seeds)
     np.testing.assert_array_equal(dx, [[2, 2, 2]])
     np.testing.assert_array_equal(dw, [15, 15, 15])
+
+
+def test_a_node_without_a_name_whose_output_another_node_is_called_by() -> None:
+    """Found by `make search`: two nodes of one name, which onnxruntime does not load."""
+    model = model_of(
+        "(float[2,3] x, int64[K] to) => (float[N,2] z) <float[2,2] w = {1.0,2.0,3.0,4.0}, float[A,B] y>"
+        " { y = Reshape(x, to) [y] s = Neg(y) z = MatMul(s, w) }"
+    )
+    feeds = {"x": np.ones((2, 3), np.float32), "to": np.array([3, 2]), "z_grad": np.ones((3, 2), np.float32)}
+    (dx,) = ob.session(ob.backward(model, wrt=["x"])).run(["x_grad"], feeds)
+    np.testing.assert_array_equal(dx, [[-3, -7, -3], [-7, -3, -7]])

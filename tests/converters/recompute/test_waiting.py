@@ -82,3 +82,29 @@ def test_gradients_of_weights_come_first_but_large_ones_last(precision: str | No
     assert sorted(order, key=place.__getitem__) == order
     assert place["down_grad"] < place["y_grad/MatMul"], "before the gradient of d"
     assert place["up_grad"] < place["c_grad/MatMul"], "before the gradient of b"
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        ("float[N,3] p", "n = Shape(a) p = Expand(one, n)", "float[N,3] q", "q = Identity(b)", "k = Identity(d)"),
+        ("int64[2] n", "n = Shape(a)", "int64[2] q", "q = Shape(x)", "k = Expand(one, d)"),
+    ],
+)
+def test_a_branch_that_asks_for_a_shape(branches: tuple[str, ...]) -> None:
+    """Found by `make search`: the node that asks was looked for in the main graph, a ValueError of onnx_ir."""
+    first, then, second, other, behind = branches
+    model = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 20]> g (float[N,3] x, bool c) => (float loss)
+        <float[3] w = {{1,2,3}}, float[1] one = {{1}}> {{ a = Mul(x, w) b = Tanh(a)
+        d = If(c) <then_branch = t () => ({first}) {{ {then} }}, else_branch = e () => ({second}) {{ {other} }}>
+        {behind} f = Mul(k, b) loss = ReduceSum<keepdims = 0>(f) }}"""
+    )
+    graph = ob.training_graph(model)
+    plain = ob.backward(model, wrt=list(graph.parameters))
+    for c in (True, False):
+        feeds = {"x": np.full((2, 3), 0.5, np.float32), "c": np.array(c)}
+        got = ob.session(graph.model).run(list(graph.parameters.values()), feeds)
+        want = ob.session(plain).run([f"{name}_grad" for name in graph.parameters], feeds)
+        for ours, theirs in zip(got, want, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6)

@@ -274,3 +274,16 @@ def test_checkpoint_stores_every_kth_state() -> None:
     feeds = {"s": np.ones(50), "w": np.ones(50), "m": np.array(100), "y_grad": np.ones(50)}
     sizes = [stacked(ob.backward(float64_model(text), wrt=["s", "w"], checkpoint=k), feeds) for k in (0, 10)]
     assert sizes == [100 * 50, 10 * 50]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_segments_of_a_scan_backwards_along_its_first_axis(steps: int) -> None:
+    """Found by `make search`: onnxruntime made an empty Slice of the Gather by a Range down to 0."""
+    model = float64_model(
+        f"g (float[3] s0, float[K,3] xs) => (float[3] s, float[{steps},3] y) {{ s, y = Scan <num_scan_inputs = 1,"
+        " scan_input_directions = [1], scan_output_directions = [1], body = b (float[3] si, float[3] xi)"
+        " => (float[3] so, float[3] yo) { so = Mul(si, xi) yo = Sin(so) }> (s0, xs) }"
+    )
+    rng = np.random.default_rng(steps)
+    feeds = {"s0": rng.uniform(0.5, 1.5, 3), "xs": rng.uniform(0.5, 1.5, (steps, 3))}
+    assert loop_errors(model, feeds, ["s0", "xs"], seed=SEED, checkpoint=2) == []
