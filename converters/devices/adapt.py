@@ -9,6 +9,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, helper, numpy_helper
 from onnx_ir.passes.common import InlinePass
 
+from onnx_backprop.converters.devices.bounds import REFUSES, within_bounds
 from onnx_backprop.converters.devices.expand import FORMS, Known
 from onnx_backprop.converters.devices.limits import HOST, Limits
 from onnx_backprop.converters.devices.narrow import to_float32
@@ -59,6 +60,7 @@ def adapted(
     - arithmetic in float64, where there is none, is done in float32, see `to_float32`;
     - operators without a kernel are written in others, see `expand.FORMS`, from opset 18 on;
     - what is left of them, as a MaxPool whose Indices are read, is annotated for the CPU;
+    - indices that are data are looked up on the CPU, which refuses those outside of what they index;
     - attributes of Conv and ConvTranspose that are left to their defaults are written down.
     """
     light, weights = set_aside(model)
@@ -85,10 +87,13 @@ def adapted(
         result = folded_lengths(result)
         _drop_unread(result.graph)
     _write_attributes(result)
+    if checks := _look_up(result):
+        result = infer(result)
     if expands:
         _expand(result, limits.lacks, "")
     _name_nodes(result)
-    reasons = {**dict(_left(result, limits)), **(host or {})}
+    looked_up = {node.name: REFUSES for node in all_nodes(result) if not checks.isdisjoint(node.output)}
+    reasons = {**looked_up, **dict(_left(result, limits)), **(host or {})}
     for node in all_nodes(result):
         if node.name in reasons:
             node.metadata_props.add(key=_ANNOTATION, value=HOST)
@@ -134,6 +139,16 @@ def _known(model: ModelProto, graph: GraphProto) -> Known:
     numbers = {name: [d for d in dims if isinstance(d, int)] for name, dims in lengths.items()}
     shapes = {name: known for name, known in numbers.items() if len(known) == len(lengths[name])}
     return Known(lengths, shapes, types, constants)
+
+
+def _look_up(model: ModelProto) -> set[str]:
+    taken, checks = used_names(model.graph), set[str]()
+    inputs = {value.name for value in model.graph.input}
+    constants = {t.name for graph in all_graphs(model) for t in graph.initializer} - inputs
+    constants |= {node.output[0] for node in all_nodes(model) if node.op_type == "Constant"}
+    for graph in all_graphs(model):
+        checks |= within_bounds(graph, _known(model, graph), constants, taken)
+    return checks
 
 
 def _expand(model: ModelProto, operators: Collection[str], domain: str) -> None:

@@ -108,6 +108,7 @@ class Placed:
         self._limits = target.limits
         self._sessions: dict[tuple[Any, ...], onnxruntime.InferenceSession] = {}
         self._moved: dict[str, str] = {}  # nodes for the CPU that a run has found, with reasons
+        self._names: set[str] = set()  # of nodes; a part of a graph that a provider compiles as one has another
         self._warned = False
         # a model that asks for NaN itself says what is to become of it
         self.loses_nan = not target.limits.nan and all(node.op_type != "IsNaN" for node in all_nodes(model.graph))
@@ -166,6 +167,7 @@ class Placed:
         adaptation = adapted(self._model, self._limits, lengths=fixed, host=self._moved)
         providers = self.target.append_to(self._options)
         result = ort_ops.open_session(adaptation.model, self._options, providers, lock=self.target.lock, **self._more)
+        self._names.update(node.name for node in all_nodes(adaptation.model.graph))
         if self.placement is None:
             self.placement = placement(result, self.target, adaptation.model, adaptation.host)
         return result
@@ -177,7 +179,7 @@ class Placed:
             return False
         name, reason = re.sub(r"_token_\d+$", "", failed[2]), failed[3].strip().rstrip(".")
         there = self.placement is not None and all(node.name != name for node in self.placement.elsewhere)
-        if not name or name in self._moved or not there:
+        if name not in self._names or name in self._moved or not there:
             return False
         self._moved[name] = f"its kernel fails there, {reason}"
         return True

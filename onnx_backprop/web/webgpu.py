@@ -3,6 +3,7 @@
 from onnx import ModelProto, TensorProto
 
 from onnx_backprop.converters.devices.adapt import adapted
+from onnx_backprop.converters.devices.bounds import REFUSES
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.graphs.edit import copied
@@ -34,8 +35,8 @@ def webgpu_step(graph: TrainingGraph) -> ModelProto:
     result = adapted(model, WEBGPU)
     nodes = list(all_nodes(result.model.graph))
     for node in sorted(nodes, key=lambda node: node.name not in result.host):
-        if node.name in result.host:
-            reason = result.host[node.name]
+        reason = result.host.get(node.name, REFUSES)  # onnxruntime-web has no kernel of that one either
+        if reason != REFUSES:
             raise UnsupportedError(
                 f"WebGPU: {node.op_type} {node.name!r}: {reason}. Expected known lengths, and a pool that "
                 "MaxPoolBackward takes: float32, padding shorter than the kernel, no SAME with dilations. " + _ADVICE

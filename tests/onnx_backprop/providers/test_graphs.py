@@ -145,6 +145,21 @@ def test_losses_and_parameters_are_those_of_the_cpu(name: str, device: str, rng:
         np.testing.assert_allclose([*there.gradient_norms.values()], [*ours.gradient_norms.values()], atol=WITHIN)
 
 
+def test_indices_outside_of_a_table_are_refused(device: str, rng: np.random.Generator) -> None:
+    """A shader reads some row or other for them, and OpenVINO what lies beyond the tensor: neither says anything."""
+    text = """tokens (int64[B, T] ids) => (float[B, T, 3] y) { e = Gather (table, ids) y = MatMul (e, w) }"""
+    graph = ob.training_graph(model_of(text, rng, table=(9, 4), w=(4, 3)), loss="mse", optimizer="adamw")
+    ours, there = (ob.Trainer(graph, kernels="onnx"), ob.Trainer(graph, device=device))
+    ids = rng.integers(-9, 9, (2, 5))
+    batch = {"ids": ids, "target": rng.standard_normal((2, 5, 3)).astype(np.float32)}
+    for outside in (9, -10, 2**32):
+        with pytest.raises(ob.InvalidArgumentError, match="'ids'.*out of data bounds"):
+            there.step({**batch, "ids": np.where(np.arange(5) == 2, outside, ids)})
+        np.testing.assert_allclose(there.step(batch), ours.step(batch), atol=WITHIN)
+    assert there._placed is not None
+    assert not there._placed._moved
+
+
 def test_two_trainers_take_turns_and_are_measured_meanwhile(device: str, rng: np.random.Generator) -> None:
     graph = perceptron(rng)
     pairs = [
