@@ -122,7 +122,7 @@ def _merge(function: ir.Function) -> None:
         for half in range(2):
             lanes = [half * VECTOR // 2 + lane // 2 + VECTOR * (lane % 2) for lane in range(VECTOR)]
             more = None if left is None else b.sub(b.mul(left, I64(2)), I64(half * VECTOR))
-            b.put(b.shuffle_vector(*values, ir.Constant(LANES, lanes)), b.add(to, I64(half * BYTES)), more)
+            b.put(b.shuffle_vector(values[0], values[1], ir.Constant(LANES, lanes)), b.add(to, I64(half * BYTES)), more)
 
     vectors(function, count, body, again=True)
 

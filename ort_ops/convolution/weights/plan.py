@@ -228,9 +228,9 @@ def _in_blocks(
     its sums if they are not shared.
     """
     c, parts, (rows, lines_of_row, per_row), (least, most) = head.c, head.parts, sums, limits
-    row_lines, items = rows * lines_of_row, items / parts
+    row_lines, wanted = rows * lines_of_row, items / parts
     if parts == 1:
-        blocks = max(math.ceil(items / c.groups), math.ceil(row_lines * per_row / block_sizes.DIRECT_FLOATS))
+        blocks = max(math.ceil(wanted / c.groups), math.ceil(row_lines * per_row / block_sizes.DIRECT_FLOATS))
         blocks = max(1, min(most, blocks), least)
         block_rows = math.ceil(rows / blocks)
         lines = block_rows * lines_of_row + SPARE_ROWS
@@ -243,7 +243,7 @@ def _in_blocks(
             return Plan(head, ((work, blocks * c.groups),), per_thread=per_thread, tables=tables)
     limit, of_group = problem.shared_limit(c, head.kind), 4 * parts * (row_lines + SPARE_ROWS) * per_row
     groups = min(c.groups, max(1, limit // max(of_group, 1)))  # at a time; where one does not fit, some of its blocks
-    blocks = max(1, min(most, math.ceil(items / groups) * math.ceil(of_group / limit)), least)
+    blocks = max(1, min(most, math.ceil(wanted / groups) * math.ceil(of_group / limit)), least)
     block_rows = math.ceil(rows / blocks)
     lines = block_rows * lines_of_row + SPARE_ROWS
     groups, at_once = problem.rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
@@ -321,7 +321,9 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
             **{name: FLOAT * n for name, n in arrays.items()},
         )  # fmt: skip
 
-    tables = _table(taps) + [word for kind in kinds for word in par.CellsPlane(of=kind[:3], odd=kind[3]).words()]
+    tables = _table(taps) + [
+        word for kind in kinds for word in par.CellsPlane(of=problem.three(kind[:3], 0), odd=kind[3]).words()
+    ]
     blocks = 1, math.ceil(rows / SIDE)
     plan = _in_blocks(head, matrices.WORK, tables, (rows, 1, columns * count), processors(), blocks, scratch_of)
     fused = cells * count * min(c.s * math.ceil(c.d / VECTOR), c.d * math.ceil(c.s / VECTOR)) * VECTOR / COLUMNS
