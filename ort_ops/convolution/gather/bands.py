@@ -9,7 +9,7 @@ from onnx_backprop.ort_ops.compiler.machine import matrix_tiles, processors
 from onnx_backprop.ort_ops.convolution import block_sizes, problem
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.phases import Reach, Sums
-from onnx_backprop.ort_ops.convolution.problem import FUSED_CYCLES, SPLIT_CYCLES, TILE_CYCLES
+from onnx_backprop.ort_ops.convolution.problem import COPY_CYCLES, FUSED_CYCLES, SPLIT_CYCLES, SUM_CYCLES, TILE_CYCLES
 from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
 from onnx_backprop.ort_ops.vector.matrix_tiles import CONFIGURATION, DEPTH, GROUP, SIDE
@@ -146,7 +146,9 @@ def matrices_pay(sums: Sums) -> bool:
     tiles = math.ceil(c.s / DEPTH) * math.ceil(c.d / SIDE)
     fused = sums.all_taps * c.s * _rows(c.d) * cells
     copied = math.prod(sums.count) * len(sums.residues) * math.ceil(c.s / DEPTH) * DEPTH
-    return TILE_CYCLES * sums.all_taps * tiles * cells + SPLIT_CYCLES * copied < FUSED_CYCLES * fused
+    split = SPLIT_CYCLES + (COPY_CYCLES if len(sums.residues) > 1 else 0)  # residues are copied apart first
+    products = tiles * cells * sums.all_taps * TILE_CYCLES + SUM_CYCLES * math.ceil(c.d / SIDE) * cells
+    return products + split * copied < FUSED_CYCLES * fused
 
 
 def lanes_pay(sums: Sums) -> bool:
