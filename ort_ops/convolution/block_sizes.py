@@ -11,9 +11,15 @@ from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
 # All families
 BAND_FLOATS = 128 << 10  # of the copy of a band: half of a second-level cache
 THREAD_FLOATS = (POOL_BYTES >> 2) - (64 << 10)  # of a copy at most: tables and tiles take the rest of a pooled block
+PARTS_FLOATS = 256 << 10  # of a band's parts for registers of matrices: half of the 2 MiB that such processors have
+MATRIX_STEPS, MATRIX_CELLS = (
+    384,
+    512,
+)  # that these add up in one sum, six products each, which round more: of taps, of cells
 LEAST_VECTORS, MOST_VECTORS = 4, 64  # of a block of channels: pieces of a cell that are read at once
 
 # Sums over taps: `gather`
+TURNED_CELLS = 192  # of 32 channels, that are split and turned together: a first-level cache holds those of one residue
 FEW_CHANNELS = 64  # of a kernel of one cell, whose bands are shorter
 LEAST_CELLS = 8 * COLUMNS  # of a band that is cut for the sake of more threads
 FAR_CELLS, FAR_CHANNELS = 256, 15 * VECTOR  # of a band, and held at once, where sums reach too far for anything else
@@ -26,6 +32,7 @@ LANES_WEIGHTS_FLOATS = 32 << 10  # of a block of channels-last data
 
 # Weight gradients: `weights`
 MAX_PARTS = 16  # with sums of their own, which are added up
+PART_CELLS = 256  # of a part at least, in registers of matrices: of fewer, adding up the parts takes long
 ITEMS_PER_PROCESSOR = 4  # so that threads end together
 DIRECT_FLOATS = 128 << 10  # of the sums of an item that are not shared: half of a second-level cache
 CELLS_FLOATS = 64 << 10  # of a depthwise band and what it reads: two of them stay in the second-level cache

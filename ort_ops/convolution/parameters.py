@@ -30,6 +30,7 @@ class GatherOffsets(Record):
     copy: int = 0  # of what a band reads
     table: int = 0  # where its rows start
     zeros: int = 0  # a row beyond the image
+    configuration: int = 0  # of registers of matrices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ class Gather(Record):
     tile: int = 0  # output channels of a tile
     as_cells: bool = False  # NCX data as cells
     pitch: int = 0  # floats from cell to cell, or of a tile
+    line: int = 0  # cells of rows that are turned together
     round_groups: int = 0  # what is packed at a time: whole groups, or some tiles of one
     round_tiles: int = 0
     block: int = 0  # channels of one, of a depthwise convolution
@@ -110,6 +112,8 @@ class CellsOffsets(Record):
     scalars: int = 0  # that of the left one
     gradient: int = 0  # the copy of a band of the destination
     source: int = 0  # that of what it reads
+    tile: int = 0  # of a product in registers of matrices
+    configuration: int = 0  # of these registers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +141,21 @@ class Cells(Record):
     round_groups: int = 0
     round_blocks: int = 0
     round_channels: int = 0
+    # in registers of matrices, whose shifts and bands are in steps
+    pitch: int = 0  # cells from row to row of a copy
+    room: int = 0  # of cells of a row that is copied
+    pairs: int = 0  # twice as many: cells that the pairs of a plane have room for
+    planes: int = 0
+    plane_table: int = 0
+    in_place: bool = False  # tensors are split where they lie
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellsPlane(Record):
+    """A residue of the cells modulo the step, and whether pairs begin with odd ones."""
+
+    of: Triple
+    odd: int
 
 
 TAPS_AT = 8 * size(Cells)  # where the table of taps lies

@@ -93,9 +93,9 @@ def _split_group(p, operand, target, line, k, count, ahead):
         tile, first = target + _TILE * half, line + 16 * half
         near = min(first, lines - 1)
         if across:
-            split_pairs(tile, source + 4 * (k * lines + near), 4 * lines, count, lines - first, ahead)
+            split_pairs(tile, 64, 2 * _TILE, source + 4 * (k * lines + near), 4 * lines, count, lines - first, ahead)
         else:
-            split_rows(tile, source + 4 * (near * p.k + k), 4 * p.k, lines - first, count, ahead)
+            split_rows(tile, 64, 2 * _TILE, source + 4 * (near * p.k + k), 4 * p.k, lines - first, count, ahead)
         if turned:
             for part in range(_PARTS):
                 transpose_tile(tile + 2 * _TILE * part, 64, tile + 2 * _TILE * part, 64)

@@ -61,15 +61,15 @@ def _across(b: Block, x: Value, y: Value) -> Value:
     return b.or_(b.lshr(x, _whole(16)), b.and_(y, _whole(0xFFFF0000)))
 
 
-def _put_unit(b: Block, target: Value, lines: list[Value], *, pairs: bool) -> None:
-    """Two vectors as a row of a tile of each part."""
+def _put_unit(b: Block, target: Value, lines: list[Value], *, pairs: bool, part: Value) -> None:
+    """Two vectors as a row of a tile of each part, `part` bytes apart."""
     for n, (x, y) in enumerate(zip(*(_parts(b, line) for line in lines), strict=True)):
         bits = _across(b, x, y) if pairs else _along(b, x, y)
-        b.put(b.bitcast(bits, VEC), b.add(target, I64(n * _PART)))
+        b.put(b.bitcast(bits, VEC), b.add(target, b.mul(part, I64(n))))
 
 
 def _split(function: ir.Function, *, pairs: bool) -> None:
-    target, source, step, rows, length, ahead = function.args
+    target, row_bytes, part_bytes, source, step, rows, length, ahead = function.args
     entry, whole, part = blocks(function, "entry whole part")
     most_rows, most_length = (DEPTH, VECTOR) if pairs else (VECTOR, DEPTH)
     fits = entry.and_(entry.icmp_signed(">=", rows, I64(most_rows)), entry.icmp_signed(">=", length, I64(most_length)))
@@ -88,21 +88,21 @@ def _split(function: ir.Function, *, pairs: bool) -> None:
                 else:  # even a load without lanes looks its address up: never one far away
                     within = b.icmp_signed("<", I64(row), rows)
                     lines.append(b.masked(b.select(within, place, source), b.select(within, masks[offset], nothing)))
-            _put_unit(b, b.add(target, I64(i * _LINE)), lines, pairs=pairs)
+            _put_unit(b, b.add(target, b.mul(row_bytes, I64(i))), lines, pairs=pairs, part=part_bytes)
         b.ret_void()
 
 
 @routine(partial(_split, pairs=False))
-def split_rows(target, source, step, rows, length, ahead):
+def split_rows(target, row, part, source, step, rows, length, ahead):
     """A tile of each part of 16 rows of DEPTH numbers, `step` bytes apart: a row holds the pairs of a row.
 
-    What lies `ahead` bytes further on is fetched.
+    row, part: bytes from row to row of a tile, and to the next part. What lies `ahead` bytes further on is fetched.
     """
 
 
 @routine(partial(_split, pairs=True))
-def split_pairs(target, source, step, rows, length, ahead):
-    """A tile of each part of DEPTH rows of 16 numbers, `step` bytes apart: a row holds the columns of two rows.
+def split_pairs(target, row, part, source, step, rows, length, ahead):
+    """As `split_rows`, of DEPTH rows of 16 numbers: a row of a tile holds the columns of two rows.
 
     What lies `ahead` bytes further on is fetched.
     """
@@ -140,7 +140,7 @@ def _multiply(function: ir.Function, *, mirrored: bool = False, pairs: bool | No
                 line = group.add(skipped, group.mul(second, I64(n)))
                 group.prefetch(group.add(ahead, line), level=2)
                 lines.append(group.vector(group.add(at, line)))
-            _put_unit(group, group.add(to, I64(row * _LINE + half * _TILE)), lines, pairs=bool(pairs))
+            _put_unit(group, group.add(to, I64(row * _LINE + half * _TILE)), lines, pairs=bool(pairs), part=I64(_PART))
     following = group.add(done, I64(1))
     steps = [(done, I64(0), following), (a, left, group.add(a, I64(GROUP))), (b, right, group.add(b, I64(GROUP)))]
     steps += [(to, target, group.add(to, I64(GROUP))), (at, source, group.add(at, further))]
@@ -172,6 +172,56 @@ def multiply(kind, sums, left, right, groups, target, source, step, second, furt
     `split_rows` and `split_pairs`, and those at `fetched` come into the second-level cache. A unit is two vectors that
     are `second` bytes apart; rows of units lie `step` bytes apart, two of pairs in each, and those of the next group
     `further` bytes further on. Multiplications wait for each other alone: splitting takes next to no time of its own.
+    """
+
+
+def _sum_segments(function: ir.Function) -> None:
+    sums, sums_row, table, segments, groups, *rest = function.args
+    operands = rest[:5], rest[5:]
+    entry, segment, group, further, leave = blocks(function, "entry segment group further leave")
+    for tile in range(4):
+        _tile_function(entry, "tilezero", I8(tile))
+    entry.branch(segment.block)
+    number = segment.phi(I64)
+    place = segment.add(table, segment.shl(number, I64(4)))
+    starts = [segment.add(o[0], segment.word(segment.add(place, I64(8 * n)))) for n, o in enumerate(operands)]
+    segment.branch(group.block)
+    done, *at = (group.phi(I64) for _ in range(3))
+    held = {}
+    for order in (pair[::-1] for pair in _ORDER):  # whose right operands, which may cross lines, change less often
+        for first, start, part, (_, row, tile, parts, _) in zip((4, 6), at, order, operands, strict=True):
+            if held.get(first) != part:
+                held[first] = part
+                lies = group.add(start, group.mul(parts, I64(part)))
+                for n in range(2):
+                    _tile_function(group, "tileloadd64", I8(first + n), group.pointer(lies, I8), row)
+                    lies = group.add(lies, tile)
+        for row in range(2):
+            for column in range(2):
+                _tile_function(group, "tdpbf16ps", I8(2 * row + column), I8(4 + row), I8(6 + column))
+    following, next_segment = group.add(done, I64(1)), further.add(number, I64(1))
+    steps = [(a, start, group.add(a, o[4])) for a, start, o in zip(at, starts, operands, strict=True)]
+    carry([(done, I64(0), following), *steps], segment, group)
+    group.cbranch(group.icmp_signed("<", following, groups), group.block, further.block)
+    carry([(number, I64(0), next_segment)], entry, further)
+    further.cbranch(further.icmp_signed("<", next_segment, segments), segment.block, leave.block)
+    for row in range(2):
+        for column in range(2):
+            lies = leave.add(sums, leave.add(leave.mul(sums_row, I64(16 * row)), I64(64 * column)))
+            _tile_function(leave, "tilestored64", I8(2 * row + column), leave.pointer(lies, I8), sums_row)
+    leave.ret_void()
+
+
+@routine(_sum_segments)
+def sum_segments(
+    sums, sums_row, table, segments, groups,
+    left, left_row, left_tile, left_part, left_step,
+    right, right_row, right_tile, right_part, right_step,
+):  # fmt: skip
+    """sums (SIDE, SIDE) = Σ over segments, 1 or more, and so many groups of each, of left · right.
+
+    table: where each segment starts in left and right. Of these: the address, and bytes from row to row of a tile, to
+    the second tile, to the next part and to the next group. Between `take_tiles` and `leave_tiles`.
     """
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
-from onnx_backprop.ort_ops.compiler.llvm import function_of, intrinsic, routine
+from onnx_backprop.ort_ops.compiler.llvm import Make, function_of, intrinsic, routine
 from onnx_backprop.ort_ops.vector.emit import (
     BYTES,
     I64,
@@ -68,7 +68,7 @@ def _copy_even(function: ir.Function) -> None:
     vectors(function, count, body, again=True)
 
 
-def _split_pairs(function: ir.Function) -> None:
+def _copy_even_odd(function: ir.Function) -> None:
     even, odd, source, count, ahead = function.args
 
     def body(b: Block, done: Value, left: Value | None) -> None:
@@ -113,16 +113,31 @@ def _spread_even(function: ir.Function, *, between: bool) -> None:
     vectors(function, count, body, again=True)
 
 
-def _copy_rows(function: ir.Function) -> None:
-    target, target_row, source, source_row, rows, count = function.args
-    one = partial(_copy, prefetch=False)  # they are short, and in caches on one side
-    row_of = function_of(function.module, "onnx_backprop_copy_row", 3, one, "alwaysinline")
+def _merge(function: ir.Function) -> None:
+    target, even, odd, count = function.args
+
+    def body(b: Block, done: Value, left: Value | None) -> None:
+        offset = b.mul(done, I64(ITEM))
+        to, values = b.add(target, b.mul(offset, I64(2))), [b.vector(b.add(at, offset), left) for at in (even, odd)]
+        for half in range(2):
+            lanes = [half * VECTOR // 2 + lane // 2 + VECTOR * (lane % 2) for lane in range(VECTOR)]
+            more = None if left is None else b.sub(b.mul(left, I64(2)), I64(half * VECTOR))
+            b.put(b.shuffle_vector(values[0], values[1], ir.Constant(LANES, lanes)), b.add(to, I64(half * BYTES)), more)
+
+    vectors(function, count, body, again=True)
+
+
+def _rows(function: ir.Function, *, name: str, one: Make) -> None:
+    """(target, its row, every source, their row, rows, count): `one` of each row."""
+    target, target_row, *sources, source_row, rows, count = function.args
+    row_of = function_of(function.module, f"onnx_backprop_{name}_row", len(sources) + 2, one, "alwaysinline")
     entry, row, leave = blocks(function, "entry row leave")
     entry.cbranch(entry.icmp_signed(">", rows, I64(0)), row.block, leave.block)
-    left, to, at = (row.phi(I64) for _ in range(3))
-    row.call(row_of, [to, at, count])
+    left, to, *at = (row.phi(I64) for _ in range(2 + len(sources)))
+    row.call(row_of, [to, *at, count])
     fewer = row.sub(left, I64(1))
-    steps = [(left, rows, fewer), (to, target, row.add(to, target_row)), (at, source, row.add(at, source_row))]
+    steps = [(left, rows, fewer), (to, target, row.add(to, target_row))]
+    steps += [(phi, source, row.add(phi, source_row)) for phi, source in zip(at, sources, strict=True)]
     carry(steps, entry, row)
     row.cbranch(row.icmp_signed(">", fewer, I64(0)), row.block, leave.block)
     leave.ret_void()
@@ -201,8 +216,8 @@ def copy_even(target, source, count):
     """target[i] = source[2i] for i < count."""
 
 
-@routine(_split_pairs)
-def split_pairs(even, odd, source, count, ahead):
+@routine(_copy_even_odd)
+def copy_even_odd(even, odd, source, count, ahead):
     """even[i] = source[2i] and odd[i] = source[2i + 1] for i < count; what lies `ahead` bytes further on is fetched."""
 
 
@@ -216,9 +231,14 @@ def blend_even(target, source, count):
     """As `spread_even` where no other thread writes between them: that is read and written too."""
 
 
-@routine(_copy_rows)
+@routine(partial(_rows, name="copy", one=partial(_copy, prefetch=False)))  # short, and in caches on one side
 def copy_rows(target, target_row, source, source_row, rows, count):
     """target[r, i] = source[r, i] for r < rows and i < count."""
+
+
+@routine(partial(_rows, name="merge", one=_merge))
+def merge_rows(target, target_row, even, odd, source_row, rows, count):
+    """target[r, 2i] = even[r, i] and target[r, 2i + 1] = odd[r, i] for r < rows and i < count."""
 
 
 @routine(_fetch)

@@ -14,6 +14,10 @@ from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.compiler.llvm import ITEM_SIZE
 from onnx_backprop.ort_ops.compiler.records import Record
+from onnx_backprop.ort_ops.convolution.gather import bands
+from onnx_backprop.ort_ops.convolution.weights import plan as weights_plan
+from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
+from onnx_backprop.ort_ops.convolution.winograd import tiles
 from onnx_backprop.ort_ops.native_table import KERNELS
 from onnx_backprop.ort_ops.runtime.bridge import Request
 from onnx_backprop.ort_ops.runtime.stages import Plan
@@ -57,6 +61,12 @@ class Shapes:
         both = [*zip(op.inputs, call.inputs, strict=True), *zip(op.outputs, call.outputs, strict=True)]
         sizes = {"T1": ITEM_SIZE[ELEMENT_TYPES[dtype]], "T6": 1}
         return sum(math.prod(shape) * sizes.get(spec.type_name, 4) for spec, shape in both if shape is not None)
+
+
+def without_matrix_tiles(monkeypatch: Any) -> None:
+    """Plans as on a processor that has no registers of matrices."""
+    for module in (bands, weights_plan, tiles, winograd_plan):
+        monkeypatch.setattr(module, "matrix_tiles", lambda: False)
 
 
 R = TypeVar("R", bound=Record)

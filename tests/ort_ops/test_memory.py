@@ -22,7 +22,17 @@ from onnx_backprop.ort_ops.runtime import bridge
 from onnx_backprop.ort_ops.runtime.scratch import block_bytes
 from tests.declarations.calls import Call
 from tests.declarations.registry import DECLARED, random_call
-from tests.ort_ops.planned import CONV_OPS, Shapes, convolution, numbers, pool, random_convolution, random_pool, to_data
+from tests.ort_ops.planned import (
+    CONV_OPS,
+    Shapes,
+    convolution,
+    numbers,
+    pool,
+    random_convolution,
+    random_pool,
+    to_data,
+    without_matrix_tiles,
+)
 from tests.support import checks, single_op
 from tests.support.batch import calls_together, check_each, switched
 from tests.support.checks import assert_rounded, evaluate
@@ -399,6 +409,7 @@ IMAGES_SHARED = [
 
 
 def test_all_images_are_shared_or_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_matrix_tiles(monkeypatch)
     shares = set()
     for batch, channels, lengths, groups, limit in IMAGES_SHARED:
         monkeypatch.setattr(winograd_plan, "shared_limit", lambda *_, limit=limit: limit)
@@ -413,6 +424,7 @@ def test_winograd_shares_images_where_weights_are_large(
     monkeypatch: pytest.MonkeyPatch, tiles: int, batch: int, channels: tuple[int, int], lengths, groups: int, limit: int
 ) -> None:
     """All of them, some rows at a time, some channels at a time; several groups."""
+    without_matrix_tiles(monkeypatch)
     monkeypatch.setattr(winograd_plan, "shared_limit", lambda *_: limit * (tiles + 2) ** 2 // 16)
     turned, planned_bytes, calls = channels[::-1], [], []
     for op, both in (

@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
-from onnx_backprop.ort_ops.compiler.machine import processors
+from onnx_backprop.ort_ops.compiler.machine import matrix_tiles, processors
 from onnx_backprop.ort_ops.convolution import block_sizes, problem
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.phases import Reach, Sums
+from onnx_backprop.ort_ops.convolution.problem import COPY_CYCLES, FUSED_CYCLES, SPLIT_CYCLES, SUM_CYCLES, TILE_CYCLES
 from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
+from onnx_backprop.ort_ops.vector.matrix_tiles import CONFIGURATION, DEPTH, GROUP, SIDE
 
 DENSE: problem.Triple = (1, 1, 1)
 
@@ -49,6 +51,8 @@ def copy_of(sums: Sums) -> Copy:
     if sums.depthwise:
         limit = block_sizes.STENCIL_FLOATS if sums.stencil else block_sizes.PLANE_FLOATS
         return Copy(_depthwise_arrays(sums.reach), limit, least, pitch)
+    if sums.matrices:
+        return Copy(_matrices_arrays(sums), block_sizes.PARTS_FLOATS, least, pitch)
     if not sums.cells and _panels_pay(sums):
         arrays = _panels_arrays(sums.reach, sums.c.s)
         return Copy(arrays, block_sizes.BAND_FLOATS, least, _panel_pitch(sums.reach, sums.c.s), panels=True)
@@ -94,9 +98,11 @@ def _cut_for_threads(band: problem.Triple, count: problem.Triple, images: int) -
 def thread_scratch(sums: Sums, copy: Copy, band: problem.Triple) -> tuple[par.GatherOffsets, int]:
     """Of a thread: tables of the taps, a tile or the weights of a block of channels, the copy of a band."""
     taps = sums.all_taps
-    segments = 2 * WORD * taps
-    if not sums.depthwise:
-        first = {"tile": FLOAT * ROWS * COLUMNS, "rows": WORD * ROWS, "segments": segments, "reaching": segments}
+    segments, tile = 2 * WORD * taps, 4 * max(ROWS, SIDE) * COLUMNS
+    if sums.matrices:
+        first = {"tile": FLOAT * tile, "segments": segments, "configuration": CONFIGURATION}
+    elif not sums.depthwise:
+        first = {"tile": FLOAT * tile, "rows": WORD * ROWS, "segments": segments, "reaching": segments}
     else:
         weights, start = FLOAT * taps * copy.block, FLOAT * copy.block
         first = {"weights": weights, "shifts": WORD * taps, "segments": segments, "start": start}
@@ -108,6 +114,11 @@ def thread_scratch(sums: Sums, copy: Copy, band: problem.Triple) -> tuple[par.Ga
     return workspace(par.GatherOffsets, **first, **{name: FLOAT * floats for name, floats in arrays.items()})
 
 
+def _rows(count: int) -> int:
+    """Of the tiles for so many."""
+    return count // ROWS * ROWS + TILE_ROWS[count % ROWS]
+
+
 def turning_pays(sums: Sums) -> bool:
     """Whether NCX data are computed as cells: fewer vector operations, the copies included."""
     outs, ins, taps = sums.c.d, sums.c.s, sums.all_taps
@@ -117,16 +128,27 @@ def turning_pays(sums: Sums) -> bool:
     def vectors(band: problem.Triple) -> int:
         return band[0] * math.ceil(band[1] * (band[2] + spread) / VECTOR)  # the gaps between rows are computed too
 
-    def rows(count: int) -> int:
-        return count // ROWS * ROWS + TILE_ROWS[count % ROWS]
-
     turned = replace(sums, as_cells=True)
     band = cut(sums, copy_of(sums))
-    as_planes = taps * ins * rows(outs) * vectors(band) * math.prod(bands_of(sums.count, band))
+    as_planes = taps * ins * _rows(outs) * vectors(band) * math.prod(bands_of(sums.count, band))
     band = cut(turned, copy_of(turned))
-    as_cells = taps * ins * math.ceil(outs / VECTOR) * rows(math.prod(band)) * math.prod(bands_of(sums.count, band))
+    as_cells = taps * ins * math.ceil(outs / VECTOR) * _rows(math.prod(band)) * math.prod(bands_of(sums.count, band))
     copies = math.prod(sums.count) * (math.prod(sums.steps) * ins + len(sums.phases) * outs) // 3
     return as_cells + copies < as_planes
+
+
+def matrices_pay(sums: Sums) -> bool:
+    """Whether sums are taken in registers of whole matrices: fewer cycles, in which parts are split included."""
+    c = sums.c
+    if c.depthwise or not matrix_tiles():
+        return False
+    cells = math.prod(sums.count) / COLUMNS
+    tiles = math.ceil(c.s / DEPTH) * math.ceil(c.d / SIDE)
+    fused = sums.all_taps * c.s * _rows(c.d) * cells
+    copied = math.prod(sums.count) * len(sums.residues) * math.ceil(c.s / DEPTH) * DEPTH
+    split = SPLIT_CYCLES + (COPY_CYCLES if len(sums.residues) > 1 else 0)  # residues are copied apart first
+    products = tiles * cells * sums.all_taps * TILE_CYCLES + SUM_CYCLES * math.ceil(c.d / SIDE) * cells
+    return products + split * copied < FUSED_CYCLES * fused
 
 
 def lanes_pay(sums: Sums) -> bool:
@@ -168,6 +190,24 @@ def _planes_arrays(reach: Reach, channels: int) -> Arrays:
     def arrays(band: Sequence[int]) -> dict[str, int]:
         plane = math.prod(reach.box(band, DENSE)) + (reach.high[2] - reach.low[2]) + COLUMNS + 32
         return {"copy": channels * reach.residues * plane}
+
+    return arrays
+
+
+def line_of(pitch: int) -> int:
+    """Cells of the rows, of such a pitch at most, that are turned together: an odd number of lines of the cache."""
+    lines = math.ceil(max(block_sizes.TURNED_CELLS, pitch) / 16)
+    return 16 * (lines + 1 - lines % 2)
+
+
+def _matrices_arrays(sums: Sums) -> Arrays:
+    """Cells in three parts, rows of DEPTH channels of two residues before they are split, a tile that is turned."""
+
+    def arrays(band: Sequence[int]) -> dict[str, int]:
+        box = sums.reach.box(band, DENSE)
+        plane = math.prod(box) + (sums.reach.high[2] - sums.reach.low[2]) + COLUMNS + 32
+        copy = 3 * sums.depth // 2 * sums.reach.residues * plane
+        return {"lines": 2 * DEPTH * line_of(box[2]) + GROUP // 4, "copy": copy}
 
     return arrays
 

@@ -22,12 +22,14 @@ from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.depthwise.channels import gather_depthwise_cells, gather_depthwise_transposed
 from onnx_backprop.ort_ops.convolution.depthwise.planes import gather_depthwise
 from onnx_backprop.ort_ops.convolution.gather.fallback import gather_far
+from onnx_backprop.ort_ops.convolution.gather.matrices import gather_matrices, split_panel
 from onnx_backprop.ort_ops.convolution.gather.panels import gather_panels
 from onnx_backprop.ort_ops.convolution.gather.pixels import gather_cells
 from onnx_backprop.ort_ops.convolution.gather.planes import gather_planes, tap_of
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import nth, transpose_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
+from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP
 from onnx_backprop.ort_ops.vector.registers import copy_rows, fetch
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
 
@@ -40,19 +42,40 @@ _kernels = stack(_SPAN * _PITCH)
 @inner
 def _pack(call, p, unit, _scratch):
     """One tile of the packed weights: for every tap and channel `width` output channels, zeros beyond the last."""
+    phase = _phase_of(p, unit)
+    number = unit - phase.first_unit
+    _panel(call, p, phase, number, call.shared + 4 * (phase.pack_at + number * phase.taps * p.c.s * p.tile))
+
+
+@inner
+def _pack_parts(call, p, unit, scratch):
+    """As `_pack`, in parts for registers of matrices."""
+    phase, panel = _phase_of(p, unit), scratch + p.offsets.copy
+    of_tap = (p.c.s + DEPTH - 1) // DEPTH * GROUP
+    number = unit - phase.first_unit
+    _panel(call, p, phase, number, panel)
+    split_panel(call.shared + 4 * phase.pack_at + number * phase.taps * of_tap, panel, phase.taps, p.c.s)
+
+
+@inner
+def _phase_of(p, unit):
+    """The phase that a tile of weights is of."""
     number = p.phases - 1
     while view(par.PhaseRecord, p + p.phase_table, number).first_unit > unit:
         number -= 1
-    phase = view(par.PhaseRecord, p + p.phase_table, number)
+    return view(par.PhaseRecord, p + p.phase_table, number)
+
+
+@inner
+def _panel(call, p, phase, unit, target):
+    """The packed weights of a tile, the phase's `unit`-th one, at an address."""
     width = p.tile
     tiles = (p.c.d + width - 1) // width
-    unit -= phase.first_unit
     group = call.group + unit // p.round_tiles
     tile = call.part + unit % p.round_tiles
     if group >= p.groups or tile >= tiles:  # of the last round
         return
     kind, channels, taps, w_out = p.kind, p.c.s, phase.taps, p.c.w_d
-    target = call.shared + 4 * (phase.pack_at + unit * taps * channels * width)
     count = min(width, p.c.d - tile * width)
     first = group * p.c.w_group + tile * width * w_out
     low, span = _range(p, phase)
@@ -149,6 +172,8 @@ def _strategy(name: str, gather: Any, *, packs: bool = False, tiled: bool = Fals
 
 
 PACK = stage("gather_pack", par.Gather, _pack)
+PACK_PARTS = stage("gather_pack_parts", par.Gather, _pack_parts)
+MATRICES = _strategy("matrices", gather_matrices, packs=True)
 PLANES = _strategy("planes", gather_planes, packs=True)
 PANELS = _strategy("panels", gather_panels, packs=True)
 PIXELS = _strategy("pixels", gather_cells, packs=True)

@@ -1,5 +1,6 @@
 """What `gather.kernel` sums: phases, the taps of each, and how far they reach. Plain Python."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,6 +10,7 @@ from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.convolution.parameters import Gather
 from onnx_backprop.ort_ops.convolution.problem import Correlation, Triple, three
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
+from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP, SIDE
 from onnx_backprop.ort_ops.vector.stencil import SIZES
 
 
@@ -45,11 +47,15 @@ class Reach:
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums of one plan, and what decides how they are computed; `as_cells`: of NCX data, as of NXC."""
+    """The sums of one plan, and what decides how they are computed.
+
+    as_cells: of NCX data, as of NXC. matrices: in registers of whole matrices.
+    """
 
     head: Gather
     phases: list[Phase]
     as_cells: bool
+    matrices: bool = False
 
     @property
     def c(self) -> Correlation:
@@ -63,7 +69,7 @@ class Sums:
     @property
     def in_runs(self) -> bool:
         """Whether taps that follow one another are summed as channels: of a single one, a tap would be a short sum."""
-        return self.c.s == 1 and not self.depthwise
+        return self.c.s == 1 and not self.depthwise and not self.matrices
 
     @property
     def cells(self) -> bool:
@@ -96,21 +102,31 @@ class Sums:
     @property
     def tile(self) -> int:
         """Output channels of a tile."""
-        return COLUMNS if self.cells else ROWS
+        return SIDE if self.matrices else COLUMNS if self.cells else ROWS
+
+    @property
+    def depth(self) -> int:
+        """Channels that are summed for a tap: with zeros up to whole groups in registers of matrices."""
+        return math.ceil(self.c.s / DEPTH) * DEPTH if self.matrices else self.c.s
+
+    @property
+    def tap_floats(self) -> int:
+        """Of the packed weights of a tap, for a tile."""
+        return self.depth // DEPTH * GROUP // 4 if self.matrices else self.c.s * self.tile
 
     @property
     def panel_bytes(self) -> int:
         """Of the packed weights of a tile."""
-        return 4 * self.all_taps * self.c.s * self.tile
+        return 4 * self.all_taps * self.tap_floats
 
     @cached_property
     def shifted(self) -> list[list[tuple[Triple, Triple]]]:
         """(shift, residue) of the taps of every phase."""
-        return [shifts(phase, self.steps, quotients=not self.cells) for phase in self.phases]
+        return [shifts(phase, self.steps, quotients=self.matrices or not self.cells) for phase in self.phases]
 
     @cached_property
     def residues(self) -> list[Triple]:
-        return list(dict.fromkeys(residue for taps in self.shifted for _, residue in taps)) or [(0, 0, 0)]
+        return sorted({residue for taps in self.shifted for _, residue in taps}) or [(0, 0, 0)]
 
     @cached_property
     def reach(self) -> Reach:

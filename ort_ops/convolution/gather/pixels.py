@@ -49,7 +49,7 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
     table, chosen = scratch + p.offsets.segments, scratch + p.offsets.reaching
     results, lines = scratch + p.offsets.results, scratch + p.offsets.lines
     data, stride = _band(call, p, n, group, cell, size, scratch + p.offsets.copy)
-    tap_starts(p, table, 0, COLUMNS, 0, stride)
+    tap_starts(p, table, 0, channels * COLUMNS, 0, stride)
     bias = bias_address(call, p)
     for m in range(begin, end):
         segments, columns, values = table, min(COLUMNS, outs - m * COLUMNS), 0

@@ -29,18 +29,23 @@ def data_gradient(c: problem.Correlation, kind: int) -> Plan:
     """The gradient with respect to the source; inputs 0 and 1 are data and weights."""
     c = problem.images_joined(c)
     head = par.Gather(kind=kind, c=c.adjoint, step=bands.DENSE, out_step=c.strides)
-    return _gather(_sums(head, data_phases(c)))
+    return _plan(head, data_phases(c))
 
 
 def forward(c: problem.Correlation, kind: int, *, bias: int = 0) -> Plan:
     """The correlation itself; `bias` is the input that is added to it, 0: none."""
     c = problem.images_joined(c)
     head = par.Gather(kind=kind, c=c, step=c.strides, out_step=bands.DENSE, bias=bias)
-    return _gather(_sums(head, [forward_phase(c)]))
+    return _plan(head, [forward_phase(c)])
 
 
-def _sums(head: par.Gather, phases: list[Phase]) -> Sums:
+def _plan(head: par.Gather, phases: list[Phase]) -> Plan:
     sums = Sums(head, phases, as_cells=False)
+    plan = _gather(replace(sums, matrices=True)) if bands.matrices_pay(sums) else None
+    return plan or _gather(_sums(sums, phases)) or _far(_sums(sums, phases))
+
+
+def _sums(sums: Sums, phases: list[Phase]) -> Sums:
     pays = bands.lanes_pay if sums.depthwise else bands.turning_pays
     sums = replace(sums, as_cells=not sums.c.last and pays(sums))
     if sums.in_runs and not sums.cells:
@@ -48,13 +53,17 @@ def _sums(head: par.Gather, phases: list[Phase]) -> Sums:
     return sums
 
 
-def _gather(sums: Sums) -> Plan:
+def _gather(sums: Sums) -> Plan | None:
+    """None where a band, or the weights of a tile, are too large."""
     copy = bands.copy_of(sums)
     band = bands.cut(sums, copy)
     offsets, per_thread = bands.thread_scratch(sums, copy, band)
-    if per_thread > POOL_BYTES or not _panel_fits(sums):
-        return _far(sums)
     c = sums.c
+    if sums.matrices:  # weights of a tile are packed before they are split
+        taps = max(len(phase.taps) for phase in sums.phases)
+        per_thread = max(per_thread, offsets.copy + FLOAT * taps * c.s * sums.tile)
+    if per_thread > POOL_BYTES or not _panel_fits(sums):
+        return None
     groups, tiles = _at_once(sums, copy.groups(sums))
     # threads take the bands of all images and, where these are few, parts of their tiles
     items = c.batch * groups * math.prod(bands.bands_of(sums.count, band))
@@ -71,6 +80,7 @@ def _gather(sums: Sums) -> Plan:
         tile=sums.tile,
         as_cells=sums.as_cells,
         pitch=copy.pitch,
+        line=bands.line_of(sums.reach.box(band, bands.DENSE)[2]),
         all_taps=sums.all_taps,
     )
     if sums.depthwise:
@@ -78,7 +88,8 @@ def _gather(sums: Sums) -> Plan:
         head = replace(head, block=copy.block, stencil=sums.stencil, streamed=streamed)
     strategy = _strategy(sums, panels=copy.panels)
     shared = 0 if sums.depthwise else groups * tiles * sums.panel_bytes
-    pack = [(gather_kernel.PACK, groups * tiles * len(sums.phases))] if shared else []
+    packing = gather_kernel.PACK_PARTS if sums.matrices else gather_kernel.PACK
+    pack = [(packing, groups * tiles * len(sums.phases))] if shared else []
     head, tables = _with_tables(sums, head, band, sums.shifted, sums.residues, groups * tiles)
     return Plan(
         head,
@@ -110,6 +121,8 @@ def _strategy(sums: Sums, *, panels: bool) -> Exported:
         if sums.c.last:
             return gather_kernel.DEPTHWISE_CHANNELS
         return gather_kernel.DEPTHWISE_TRANSPOSED if sums.as_cells else gather_kernel.DEPTHWISE
+    if sums.matrices:
+        return gather_kernel.MATRICES
     return gather_kernel.PIXELS if sums.cells else gather_kernel.PANELS if panels else gather_kernel.PLANES
 
 
@@ -172,7 +185,7 @@ def _with_tables(
         for tap, (shift, residue) in zip(phase.taps, of_taps, strict=True):
             place = sum(k * s for k, s in zip(tap.kernel, sums.c.w_kernel, strict=True))
             taps += par.TapRecord(weight=place, shift=shift, residue=residues.index(residue)).words()
-        pack += panels * len(phase.taps) * sums.c.s * sums.tile
+        pack += panels * len(phase.taps) * sums.tap_floats
     head = replace(
         head,
         band=band,

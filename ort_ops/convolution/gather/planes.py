@@ -5,16 +5,18 @@ there is a plane for every residue of the cells modulo the stride, so that its c
 """
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, stack, store_f32, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.bias import add_to_columns, add_to_rows, bias_address, bias_of
 from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
-from onnx_backprop.ort_ops.vector.registers import copy_rows
+from onnx_backprop.ort_ops.vector.matrix_tiles import SIDE
+from onnx_backprop.ort_ops.vector.registers import copy_even_odd, copy_rows, merge_rows
 from onnx_backprop.ort_ops.vector.rows import clear, write_phase, write_run
 
 _values = stack(COLUMNS)
+_SUMS = max(ROWS, SIDE) * COLUMNS  # floats of a tile
 
 
 @inner
@@ -55,21 +57,74 @@ def copy_planes(p, source, first, target, low, size, plane):
 
     low, size: three first cells and lengths, in steps; a plane's cells are contiguous and end in zeros.
     """
-    (step_z, step_y, step_x), (stride_z, stride_y, stride_x) = p.step, p.c.source.cells
-    length, to, pitch = p.c.source_length, 0, size[2]
+    to = 0
     for n in range(p.residues):
-        residue = view(par.Residue, p + p.residue_table, n).of
-        end = (length[2] - residue[2] + step_x - 1) // step_x
         for c in range(p.c.s):
-            channel, at = first + c * p.c.source.c + residue[2] * stride_x, to
-            for z in range(size[0]):
-                for y in range(size[1]):
-                    cell = ((low[0] + z) * step_z + residue[0], (low[1] + y) * step_y + residue[1], low[2])
-                    stride, ends = (stride_z, stride_y, step_x * stride_x), (length[0], length[1], end)
-                    copy_line(p.kind, target, at, source, channel, stride, cell, pitch, ends)
-                    at += pitch
+            copy_plane(p, source, first + c * p.c.source.c, target, to, n, low, size)
+            at = to + volume(size)
             clear(target, at, to + plane - at)
             to += plane
+
+
+@inner
+def copy_plane(p, source, first, target, to, number, low, size):
+    """The plane of a channel, whose first cell is element `first`, of one residue."""
+    (step_z, step_y, step_x), (stride_z, stride_y, stride_x) = p.step, p.c.source.cells
+    length, residue = p.c.source_length, view(par.Residue, p + p.residue_table, number).of
+    end = (length[2] - residue[2] + step_x - 1) // step_x
+    stride, ends = (stride_z, stride_y, step_x * stride_x), (length[0], length[1], end)
+    for z in range(size[0]):
+        for y in range(size[1]):
+            cell = ((low[0] + z) * step_z + residue[0], (low[1] + y) * step_y + residue[1], low[2])
+            copy_line(p.kind, target, to, source, first + residue[2] * stride_x, stride, cell, size[2], ends)
+            to += size[2]
+
+
+@inner
+def copy_residues(p, source, first, target, second, number, low, size):
+    """As `copy_plane`; where the next residue's cells lie between those of this one along x, its plane as `second`.
+
+    How many planes these are.
+    """
+    length, stride_x = p.c.source_length, p.c.source.cells[2]
+    residue = view(par.Residue, p + p.residue_table, number).of
+    pair = p.kind == F32 and stride_x == 1 and p.step[2] == 2 and residue[2] == 0 and number + 1 < p.residues
+    if pair:  # the next residue may be of other rows
+        of_z, of_y, of_x = view(par.Residue, p + p.residue_table, number + 1).of
+        pair = of_z == residue[0] and of_y == residue[1] and of_x == 1
+    if not pair:
+        copy_plane(p, source, first, target, 0, number, low, size)
+        return 1
+    strides, rows = p.c.source.cells, size[1] * size[2]
+    for z in range(size[0]):
+        cell = (low[0] + z) * p.step[0] + residue[0], low[1] * p.step[1] + residue[1], low[2]
+        image = source + 4 * first, 4 * p.c.source.c, strides, length
+        copy_pairs(image, cell, p.step[1], size[1], size[2], target + 4 * z * rows, second + 4 * z * rows)
+    return 2
+
+
+@inner
+def copy_pairs(image, cell, step, rows, count, even, odd):
+    """Even and odd cells of `rows` rows, `step` apart, of a channel of float32, `count` of either from a pair on.
+
+    image: the address of the first cell, how far on to fetch, strides, lengths. cell: the first one, x in pairs.
+    """
+    data, channel, (stride_z, stride_y, _), length = image
+    begin, at = min(max(0, -cell[2]), count), 0
+    end = max(begin, min(count, length[2] // 2 - cell[2]))
+    for n in range(rows):
+        y = cell[1] + n * step
+        inside = 0 <= cell[0] < length[0] and 0 <= y < length[1]
+        start, stop = (begin, end) if inside else (0, 0)
+        row = data + 4 * (cell[0] * stride_z + y * stride_y + 2 * cell[2])
+        clear(even, at, start)
+        clear(odd, at, start)
+        clear(even, at + stop, count - stop)
+        clear(odd, at + stop, count - stop)
+        copy_even_odd(even + 4 * (at + start), odd + 4 * (at + start), row + 8 * start, stop - start, channel)
+        if inside and stop < count and 0 <= 2 * (cell[2] + stop) < length[2]:  # the last cell of an odd number
+            store_f32(even, at + stop, load_f32(row, 2 * stop))
+        at += count
 
 
 @inner
@@ -83,105 +138,158 @@ def box_of(p, cell, size):
 
 
 @inner
-def tap_starts(p, table, weights_first, width, residue, stride):
+def tap_starts(p, table, weights_first, panel, residue, stride):
     """Where each tap of each phase starts in the packed weights and in the copy, in bytes: pairs in that order or not.
 
-    width: channels of a panel of weights. residue: floats from one residue's cells to the next one's.
+    panel: floats of a tap's weights. residue: floats from one residue's cells to the next one's.
     """
     for n in range(p.phases):
         phase = view(par.PhaseRecord, p + p.phase_table, n)
         for tap in range(0, phase.taps, phase.run):
             entry = tap_of(p, phase, tap)
-            store_i64(table, 1 - weights_first, 4 * tap * p.c.s * width)
+            store_i64(table, 1 - weights_first, 4 * tap * panel)
             store_i64(table, weights_first, 4 * (entry.residue * residue + dot(entry.shift - p.low, stride)))
             table += 16
+
+
+@inner
+def plane_of(p, box):
+    """Floats of a plane, with what tiles read behind its cells: an odd number of cache lines."""
+    plane = (volume(box) + p.high[2] - p.low[2] + COLUMNS + 15) // 16
+    return 16 * (plane + 1 - plane % 2)
 
 
 @inner
 def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
     box, band = box_of(p, cell, size), scratch + p.offsets.copy
-    pitch = box[2]
-    plane = volume(box) + p.high[2] - p.low[2] + COLUMNS
-    plane = (plane + 15) // 16 * 16
-    plane += 16 * (1 - plane // 16 % 2)  # an odd number of cache lines
+    pitch, plane = box[2], plane_of(p, box)
     copy_planes(p, call.inputs[0], image_of(p.c.source, n, group * p.c.s), band, cell + p.low, box, plane)
-    tap_starts(p, scratch + p.offsets.segments, 1, ROWS, p.c.s * plane, (box[1] * pitch, pitch, 1))
+    tap_starts(p, scratch + p.offsets.segments, 1, p.c.s * ROWS, p.c.s * plane, (box[1] * pitch, pitch, 1))
     copy = (band, pitch, 4 * box[1] * pitch, 4 * COLUMNS, 4 * plane)
-    tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)
+    tiles_of_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)
 
 
 @inner
-def tiles_of_band(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy):
-    """The tiles [begin, end) of output channels by all cells of a band; the weights of tile m are panel `panels` + m.
-
-    copy: what a band reads: its address, cells from row to row, bytes from plane to plane, from tile to tile and from
-    channel to channel.
-    """
-    kind, channels, outs = p.kind, p.c.s, p.c.d
-    band, row, from_plane, from_tile, from_channel = copy
-    tile, rows = scratch + p.offsets.tile, scratch + p.offsets.rows
-    values, bias = _values(), bias_address(call, p)
+def tiles_of_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy):
+    """`tiles_of_band` by fused multiply-adds; copy: also bytes from channel to channel."""
+    rows = scratch + p.offsets.rows
     for i in range(ROWS):
         store_i64(rows, i, 4 * i)
-    for m in range(begin, end):
-        lines, segments = min(ROWS, outs - m * ROWS), scratch + p.offsets.segments
-        if bias:
-            bias_of(kind, bias, group * outs + m * ROWS, lines, values)
-        for number in range(p.phases):
-            phase = view(par.PhaseRecord, p + p.phase_table, number)
-            taps, extent = phase.taps, phase_size(phase, cell, size)
-            at, step = out_at(p, phase, n, group, cell)
-            panel = packed + 4 * (phase.pack_at + (panels + m) * taps * channels * ROWS)
-            target = at + m * ROWS * p.c.destination.c
-            run, from_step = phase.run, from_channel
-            if run > 1:
-                from_step = 4 * phase.run_step
-            product = (panel, rows, taps // run, segments, run * channels)
-            reads = (band, row, from_plane, from_tile, from_step)
-            _tiles(call, p, target, step, extent, lines, product, reads, tile, values if bias else 0)
-            segments += 16 * (taps // run)
+    band = packed, panels, (n, group, cell, size), (begin, end)
+    tiles_of_band(call, p, band, scratch, copy, ROWS, p.c.s * ROWS, _fits, _multiply)
 
 
 @inner
-def _tiles(call, p, target, step, extent, lines, product, copy, tile, values):
-    """Some output channels of a phase; `target` is their first element, `values` their biases or 0."""
-    kind, channel, out = p.kind, p.c.destination.c, call.output
-    panel, rows, taps, segments, steps = product
+def _fits(lines, _columns):
+    """Whether a tile has so many rows and columns."""
+    return TILE_ROWS[lines] == lines
+
+
+@inner
+def _multiply(p, phase, lines, columns, c, panel, source, segments, from_channel, scratch):
+    """A tile of a product, in fused multiply-adds."""
+    steps, from_step = phase.run * p.c.s, from_channel
+    if phase.run > 1:
+        from_step = 4 * phase.run_step
+    a, b = (panel, scratch + p.offsets.rows, 4 * ROWS), (source, from_step)
+    multiply(lines, columns, c, a, b, segments, steps, 0)
+
+
+@inner
+def tiles_of_band(call, p, band, scratch, copy, width, panel, fits, product):
+    """Some tiles of output channels by all cells of a band.
+
+    band: the packed weights, which of their panels the first tile's is, the band, the tiles [begin, end). copy: what a
+    band reads: its address, cells from row to row, bytes from plane to plane, from tile to tile, and what `product` is
+    to know. width: rows of a tile; panel: floats of the weights of a tap; fits: whether a tile has so many rows and
+    columns.
+    """
+    packed, panels, (n, group, cell, size), (begin, end) = band
+    outs, values, bias, together = p.c.d, _values(), bias_address(call, p), 1
+    if p.kind == F32 and p.phases > 1 and p.out_step[2] == 2 and not p.c.last and p.c.destination.cells[2] == 1:
+        together += _phase(p, 1).start[2]
+    for m in range(begin, end):
+        lines, segments = min(width, outs - m * width), scratch + p.offsets.segments
+        if bias:
+            bias_of(p.kind, bias, group * outs + m * width, lines, values)
+        for number in range(0, p.phases, together):
+            at, _ = out_at(p, _phase(p, number), n, group, cell)
+            reads = number, together, segments, packed, (panels + m) * panel
+            target = at + m * width * p.c.destination.c
+            _tiles(call, p, target, (cell, size), lines, reads, copy, values if bias else 0, scratch, fits, product)
+            for i in range(together):
+                phase = _phase(p, number + i)
+                segments += 16 * (phase.taps // phase.run)
+
+
+@inner
+def _phase(p, number):
+    return view(par.PhaseRecord, p + p.phase_table, number)
+
+
+@inner
+def _tiles(call, p, target, cells_of_band, lines, reads, copy, values, scratch, fits, product):
+    """Some output channels of a phase, or of two whose cells are neighbours along x: `target` is their first element.
+
+    values: their biases or 0.
+    """
+    kind, out, tile, last = p.kind, call.output, scratch + p.offsets.tile, p.c.last
+    number, together, table, packed, panels = reads
+    cell, size = cells_of_band
     band, row, from_plane, from_tile, from_channel = copy
-    whole = kind == F32 and step[2] == 1 and TILE_ROWS[lines] == lines and taps * steps > 0
+    step, extent = p.out_step * p.c.destination.cells, phase_size(_phase(p, number), cell, size)
+    second = phase_size(_phase(p, number + together - 1), cell, size)[2]
+    whole = kind == F32 and (last or step[2] == 1) and _phase(p, number).taps * p.c.s > 0
     cells = (extent[1] - 1) * row + extent[2]
     if extent[2] == row and step[1] == row * step[2]:  # rows that lie one behind the other are one
-        extent, row = (extent[0], min(extent[1], 1), cells), cells
+        extent, row, second = (extent[0], min(extent[1], 1), cells), cells, cells
     for z in range(extent[0] * (extent[1] > 0)):
-        for number in range((cells + COLUMNS - 1) // COLUMNS):
-            place, source = COLUMNS * number, band + z * from_plane + number * from_tile
-            vectors = 1 if cells - place <= VECTOR else 2
-            columns = vectors * VECTOR
-            y, x = place // row, place % row
-            c, c_row = tile, 4 * COLUMNS
-            if whole and x + columns <= extent[2]:
-                c, c_row = out + 4 * (target + z * step[0] + y * step[1] + x), 4 * channel
-            if taps * steps > 0:
-                a, b = (panel, rows, 4 * ROWS), (source, from_channel)
-                multiply(lines, columns, (c, c_row), a, b, (segments, taps), steps, 0)
-            else:
-                clear(tile, 0, ROWS * COLUMNS)
-            if values:
-                add_to_rows(c, c_row, values, lines, columns)
+        for place in range(0, cells, COLUMNS):
+            columns, y, x, segments = (1 if cells - place <= VECTOR else 2) * VECTOR, place // row, place % row, table
+            c, c_row, source = tile, 4 * COLUMNS, band + z * from_plane + place // COLUMNS * from_tile
+            if whole and fits(lines, columns) and x + columns <= extent[2]:
+                c = out + 4 * (target + z * step[0] + y * step[1] + x * step[2])
+                c_row = 4 * (step[2] if last else p.c.destination.c)
+            for i in range(together):
+                phase, to = _phase(p, number + i), c + 4 * i * _SUMS
+                taps = phase.taps // phase.run
+                if taps * p.c.s > 0:
+                    panel = packed + 4 * (phase.pack_at + panels * phase.taps)
+                    product(
+                        p, phase, lines, columns, (to, c_row), panel, source, (segments, taps), from_channel, scratch
+                    )
+                else:
+                    clear(to, 0, _SUMS)
+                if values and last:
+                    add_to_columns(to, c_row, values, columns, lines)
+                elif values:
+                    add_to_rows(to, c_row, values, lines, columns)
+                segments += 16 * taps
             if c == tile:
-                _write_columns(p, out, target + z * step[0], channel, step, tile, lines, y, x, columns, extent, row)
+                at = target + z * step[0]
+                _write_columns(p, out, at, step, tile, lines, y, x, columns, extent, row, together, second)
 
 
 @inner
-def _write_columns(p, out, target, channel, step, tile, count, y, x, columns, size, pitch):
-    """A tile, without the cells between image rows."""
-    done = 0
+def _write_columns(p, out, target, step, tile, count, y, x, columns, size, pitch, together, second):
+    """A tile, without the cells between image rows; or two, the other one's image rows of `second` cells."""
+    done, channel = 0, p.c.destination.c
     while done < columns and y < size[1]:
         if x < size[2]:
             run = min(size[2] - x, columns - done)
             at = target + y * step[1] + x * step[2]
-            if p.kind == F32 and step[2] == 1:
+            if p.c.last and p.kind == F32:
+                copy_rows(out + 4 * at, 4 * step[2], tile + 4 * COLUMNS * done, 4 * COLUMNS, run, count)
+            elif p.c.last:
+                for i in range(run):
+                    write_run(p.kind, out, at + i * step[2], 1, tile, (done + i) * COLUMNS, count)
+            elif together > 1:
+                pairs, odd = max(min(second - x, run), 0), tile + 4 * _SUMS
+                merge_rows(out + 4 * at, 4 * channel, tile + 4 * done, odd + 4 * done, 4 * COLUMNS, count, pairs)
+                for i in range(count * (run - pairs)):  # one row may have a cell more
+                    store_f32(out, at + i * channel + 2 * pairs, load_f32(tile, i * COLUMNS + done + pairs))
+            elif p.kind == F32 and step[2] == 1:
                 copy_rows(out + 4 * at, 4 * channel, tile + 4 * done, 4 * COLUMNS, count, run)
             else:
                 for i in range(count):

@@ -12,7 +12,9 @@ the cache of the thread that makes them, and are written from there. Where those
 a round makes those of some channels.
 """
 
-from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
+from typing import Any
+
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, compiled, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, kernel_tap
@@ -116,32 +118,36 @@ def _product(c, count, columns, a, b, table, length, add):
             multiply(height, columns - column, (to, c[1]), left, right, table, length, add)
 
 
-@inner
-def _item(call, p, item, scratch):
-    """One block of rows of one group over the cells of one part."""
-    blocks, parts, swapped = p.blocks, p.parts, p.swapped
-    at_once, first_block = p.round_blocks, call.part
-    block, item = first_block + item % at_once, item // at_once
-    part, number = item % parts, item // parts
-    group = call.group + number
-    if block >= blocks or group >= p.c.groups:
-        return
-    channels = p.c.d if swapped else p.c.s
-    begin, end = block * channels // blocks, (block + 1) * channels // blocks
-    taps, columns = p.taps, p.columns
-    per_row = columns * taps if swapped else columns
-    first_row = begin - first_block * channels // blocks
-    first_row = (first_row if swapped else first_row * taps) + (block - first_block) * SPARE_ROWS
-    c = call.shared + 4 * ((part * p.round_groups + number) * p.rows + first_row) * per_row
-    if p.direct:
-        c = scratch + p.offsets.sums
-    first, stop = part * p.units // parts, (part + 1) * p.units // parts
-    if first == stop:  # no image
-        clear(c, 0, (end - begin) * (1 if swapped else taps) * per_row)
-    for unit in range(first, stop):
-        _unit(p, call, unit, group, begin, end, c, per_row, unit > first, scratch)
-    if p.direct:
-        _finish(call, p, group, begin, end - begin, c)
+def items_of(name: str, unit: Any) -> Any:
+    """One block of rows of one group over the cells of one part, whose bands `unit` sums up."""
+
+    @compiled(f"weights_item_{name}")
+    def item(call, p, item, scratch):
+        blocks, parts, swapped = p.blocks, p.parts, p.swapped
+        at_once, first_block = p.round_blocks, call.part
+        block, item = first_block + item % at_once, item // at_once
+        part, number = item % parts, item // parts
+        group = call.group + number
+        if block >= blocks or group >= p.c.groups:
+            return
+        channels = p.c.d if swapped else p.c.s
+        begin, end = block * channels // blocks, (block + 1) * channels // blocks
+        taps, columns = p.taps, p.columns
+        per_row = columns * taps if swapped else columns
+        first_row = begin - first_block * channels // blocks
+        first_row = (first_row if swapped else first_row * taps) + (block - first_block) * SPARE_ROWS
+        c = call.shared + 4 * ((part * p.round_groups + number) * p.rows + first_row) * per_row
+        if p.direct:
+            c = scratch + p.offsets.sums
+        first, stop = part * p.units // parts, (part + 1) * p.units // parts
+        if first == stop:  # no image
+            clear(c, 0, (end - begin) * (1 if swapped else taps) * per_row)
+        for n in range(first, stop):
+            unit(p, call, n, group, begin, end, c, per_row, n > first, scratch)
+        if p.direct:
+            _finish(call, p, group, begin, end - begin, c)
+
+    return item
 
 
 @inner
@@ -223,7 +229,9 @@ def _finish(call, p, group, channel, run, first):
         return
     for i in range(run):
         source, at = first + 4 * i * columns * taps, group * d * w_d + (channel + i) * w_s
-        if not swapped and p.dense:
+        if p.dense and swapped and taps > 1:
+            _write_transposed(kind, out, (group * d + channel + i) * w_d, w_s, source, columns, taps, s)
+        elif p.dense and not swapped:
             _write_transposed(kind, out, at, w_d, source, columns, taps, d)
         else:
             step, count = w_d, d
@@ -252,5 +260,5 @@ def _write_transposed(kind, out, at, step, source, columns, rows, count):
                     write_run(kind, out, at + (i + cell) * step + j, 1, square, cell * VECTOR, some)
 
 
-WORK = stage("cells_work", par.Cells, _item)
+WORK = stage("cells_work", par.Cells, items_of("products", _unit))
 REDUCE = stage("cells_reduce", par.Cells, _reduce)

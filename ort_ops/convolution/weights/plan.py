@@ -1,19 +1,24 @@
 """Plans of the weight gradient of a correlation, for `weights.kernel` and the depthwise ones. Plain Python."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from onnx_backprop.ort_ops.compiler.llvm import F32, ITEM_SIZE
-from onnx_backprop.ort_ops.compiler.machine import VECTOR, processors
+from onnx_backprop.ort_ops.compiler.machine import VECTOR, matrix_tiles, processors
+from onnx_backprop.ort_ops.compiler.objects import Exported
+from onnx_backprop.ort_ops.compiler.records import size as size_of
 from onnx_backprop.ort_ops.convolution import block_sizes, problem
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.depthwise import weights as depthwise_weights
+from onnx_backprop.ort_ops.convolution.problem import FUSED_CYCLES, SPLIT_CYCLES, SUM_CYCLES, TILE_CYCLES
 from onnx_backprop.ort_ops.convolution.weights import kernel as weights_kernel
+from onnx_backprop.ort_ops.convolution.weights import matrices
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
-from onnx_backprop.ort_ops.vector.gemm_tile import ROWS, SPARE_ROWS
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS
+from onnx_backprop.ort_ops.vector.matrix_tiles import CONFIGURATION, DEPTH, GROUP, SIDE, SUMS
 
 # Nanoseconds of one thread: a product of vectors, a float copied as a column, one of cells apart (by each block
 # of rows), a float written along rows, and across
@@ -58,7 +63,7 @@ def weights_plan(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> 
     c = problem.images_joined(_dense_axes(c))
     head, taps = _head(c, kind, inputs)
     if not c.depthwise:
-        return _product(c, head, taps)
+        return _in_matrices(c, head, taps) or _product(c, head, taps)
     return _depthwise_cells(c, head, taps) if c.last or problem.fill_lanes(c.groups) else _depthwise(c, head, taps)
 
 
@@ -190,7 +195,6 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord])
     if not swapped:  # a block copies its own channels
         least = min(rows, math.ceil(rows / max(1, (block_sizes.THREAD_FLOATS - of_columns) // of_channel)))
     lines_of_row = 1 if swapped else count
-    most, items = min(rows, math.ceil(row_lines / ROWS)), block_sizes.ITEMS_PER_PROCESSOR * processors() / parts
 
     def scratch_of(block_rows: int, sums: int) -> tuple[par.CellsOffsets, int]:
         """Of an item of so many channels, and of so many sums if they are not shared."""
@@ -203,8 +207,30 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord])
             scalars=FLOAT * block_rows * of_channel,
         )
 
+    items, most = block_sizes.ITEMS_PER_PROCESSOR * processors(), min(rows, math.ceil(row_lines / ROWS))
+    return _in_blocks(
+        head, weights_kernel.WORK, _table(taps), (rows, lines_of_row, per_row), items, (least, most), scratch_of
+    )
+
+
+def _in_blocks(
+    head: par.Cells,
+    work: Exported,
+    tables: list[int],
+    sums: tuple[int, int, int],
+    items: int,
+    limits: tuple[int, int],
+    scratch_of: Callable[[int, int], tuple[par.CellsOffsets, int]],
+) -> Plan:
+    """The plan of so many items or more, if rows may be cut into so many blocks: the least, the most.
+
+    sums: channels that are rows, rows of each, floats of a row. scratch_of: an item's scratch, of its channels, and of
+    its sums if they are not shared.
+    """
+    c, parts, (rows, lines_of_row, per_row), (least, most) = head.c, head.parts, sums, limits
+    row_lines, wanted = rows * lines_of_row, items / parts
     if parts == 1:
-        blocks = max(math.ceil(items / c.groups), math.ceil(row_lines * per_row / block_sizes.DIRECT_FLOATS))
+        blocks = max(math.ceil(wanted / c.groups), math.ceil(row_lines * per_row / block_sizes.DIRECT_FLOATS))
         blocks = max(1, min(most, blocks), least)
         block_rows = math.ceil(rows / blocks)
         lines = block_rows * lines_of_row + SPARE_ROWS
@@ -214,10 +240,10 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord])
                 head, offsets=offsets, direct=True, blocks=blocks, rows=lines, round_groups=c.groups,
                 round_blocks=blocks,
             )  # fmt: skip
-            return Plan(head, ((weights_kernel.WORK, blocks * c.groups),), per_thread=per_thread, tables=_table(taps))
+            return Plan(head, ((work, blocks * c.groups),), per_thread=per_thread, tables=tables)
     limit, of_group = problem.shared_limit(c, head.kind), 4 * parts * (row_lines + SPARE_ROWS) * per_row
     groups = min(c.groups, max(1, limit // max(of_group, 1)))  # at a time; where one does not fit, some of its blocks
-    blocks = max(1, min(most, math.ceil(items / groups) * math.ceil(of_group / limit)), least)
+    blocks = max(1, min(most, math.ceil(wanted / groups) * math.ceil(of_group / limit)), least)
     block_rows = math.ceil(rows / blocks)
     lines = block_rows * lines_of_row + SPARE_ROWS
     groups, at_once = problem.rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
@@ -230,13 +256,86 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord])
     finish = groups * math.ceil(channels / weights_kernel.TOGETHER)
     return Plan(
         head,
-        ((weights_kernel.WORK, at_once * parts * groups), (weights_kernel.REDUCE, finish)),
+        ((work, at_once * parts * groups), (weights_kernel.REDUCE, finish)),
         shared=4 * parts * groups * head.rows * per_row,
         per_thread=per_thread,
         groups=(c.groups, groups),
         parts=(blocks, at_once),
-        tables=_table(taps),
+        tables=tables,
     )
+
+
+def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord]) -> Plan | None:
+    """In registers of whole matrices; None where there are none, or that takes longer or too much memory."""
+    if c.last or not matrix_tiles():
+        return None
+    rows, columns, count = c.d, 16 if c.s <= 16 else math.ceil(c.s / SIDE) * SIDE, len(taps)
+    split = [[divmod(at, step) for at, step in zip(tap.shift, c.strides, strict=True)] for tap in taps]
+    low, high = (
+        problem.three([choose(q for q, _ in axis) for axis in zip(*split, strict=True)], 0) for choose in (min, max)
+    )
+    planes = [(*(r for _, r in tap), (tap[2][0] - low[2]) % 2) for tap in split]
+    kinds = sorted(set(planes))
+    taps = [
+        replace(tap, shift=problem.three([q for q, _ in at], 0), residue=kinds.index(plane))
+        for tap, at, plane in zip(taps, split, planes, strict=True)
+    ]
+
+    def floats(band: Sequence[int]) -> dict[str, int]:
+        """Of a band's parts, and of the rows of 16 channels, of two residues, and of a tile."""
+        box, pitch = [n + h - lo for n, h, lo in zip(band, high, low, strict=True)], _pitch(band)
+        room = math.ceil(box[1] * pitch / DEPTH) * DEPTH + DEPTH
+        pairs = math.ceil((math.prod(box[:2]) * pitch + box[2]) / DEPTH) * DEPTH + 2 * DEPTH
+        gradient = band[0] * math.ceil(rows / SIDE) * math.ceil(band[1] * pitch / DEPTH) * GROUP // 4
+        return {"gradient": gradient, "source": len(kinds) * 48 * pairs, "scalars": 32 * room + GROUP // 4}
+
+    def _pitch(band: Sequence[int]) -> int:
+        return math.ceil((band[2] + high[2] - low[2]) / 2) * 2
+
+    least = (1, 1, min(c.out_length[2], 64))
+
+    def total(band: Sequence[int]) -> int:
+        """Floats, or steps of a plane where these are too many for one sum, in the same measure."""
+        steps = band[1] * _pitch(band) * block_sizes.PARTS_FLOATS // block_sizes.MATRIX_CELLS
+        return max(sum(floats(band).values()), steps)
+
+    band, _ = problem.band_of(c.out_length, total, block_sizes.PARTS_FLOATS, least)
+    bands = problem.three([math.ceil(n / b) for n, b in zip(c.out_length, band, strict=True)], 1)
+    arrays, pitch, units = floats(band), _pitch(band), c.batch * math.prod(bands)
+    cells, of_part = c.batch * math.prod(c.out_length), 4 * rows * columns * count
+    limit = problem.shared_limit(c, head.kind)
+    parts = max(1, min(block_sizes.MAX_PARTS, units, cells // block_sizes.PART_CELLS, limit // of_part))
+    parts = math.ceil(units / math.ceil(units / parts)) if units else 1  # of the same length
+    one_row = low == high == (0, 0, 0) and c.strides == (1, 1, 1) and head.kind == F32
+    head = replace(
+        head, low=low, high=high, band=band, bands=bands, swapped=True, units=units, parts=parts, columns=columns,
+        dense=[tap.weight for tap in taps] == list(range(count)), pitch=pitch, planes=len(kinds),
+        room=(arrays["scalars"] - GROUP // 4) // 32, pairs=arrays["source"] // (48 * len(kinds)),
+        plane_table=par.TAPS_AT + 8 * size_of(par.TapRecord) * count,
+        in_place=one_row and band[1] == 1 and c.source.cells[2] == c.destination.cells[2] == 1,
+    )  # fmt: skip
+
+    def scratch_of(_rows: int, sums: int) -> tuple[par.CellsOffsets, int]:
+        return workspace(
+            par.CellsOffsets, sums=FLOAT * sums, table=2 * WORD * band[0], tile=SUMS, configuration=CONFIGURATION,
+            **{name: FLOAT * n for name, n in arrays.items()},
+        )  # fmt: skip
+
+    tables = _table(taps) + [
+        word for kind in kinds for word in par.CellsPlane(of=problem.three(kind[:3], 0), odd=kind[3]).words()
+    ]
+    blocks = 1, math.ceil(rows / SIDE)
+    plan = _in_blocks(head, matrices.WORK, tables, (rows, 1, columns * count), processors(), blocks, scratch_of)
+    fused = cells * count * min(c.s * math.ceil(c.d / VECTOR), c.d * math.ceil(c.s / VECTOR)) * VECTOR / COLUMNS
+    padded, planes = units * math.prod(band[:2]) * pitch, math.ceil(band[1] * pitch / DEPTH) * DEPTH
+    sums = units * math.ceil(band[0] / max(1, block_sizes.MATRIX_CELLS // planes))
+    tiles = math.ceil(count * columns / SIDE) * math.ceil(rows / SIDE)
+    copies = (
+        1 if parts > 1 else math.ceil(rows * columns * count / block_sizes.DIRECT_FLOATS)
+    )  # whatever the processors
+    split = padded * (rows + min(copies, blocks[1]) * len(kinds) * columns)
+    cycles = tiles * (TILE_CYCLES * padded / DEPTH + SUM_CYCLES * sums) + SPLIT_CYCLES * split
+    return plan if plan.per_thread <= POOL_BYTES and cycles <= FUSED_CYCLES * fused else None
 
 
 def _padded(columns: int) -> int:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from onnx_backprop.ort_ops.compiler.llvm import F32
-from onnx_backprop.ort_ops.compiler.machine import VECTOR, processors
+from onnx_backprop.ort_ops.compiler.machine import VECTOR, matrix_tiles, processors
 from onnx_backprop.ort_ops.convolution import block_sizes
 from onnx_backprop.ort_ops.convolution.problem import Correlation, images_joined, rounds, shared_limit
 from onnx_backprop.ort_ops.convolution.winograd import kernel, tiles, weights
@@ -174,7 +174,8 @@ def _source_shared(p: weights.WinogradWeights, limit: int) -> Plan | None:
 
 def suits_weights(c: Correlation) -> bool:
     """As `tiles.suits`, sums that are not transformed back too often, and a row of tiles that fits a pooled block."""
-    few = c.s * c.d <= tiles.FEW_CHANNELS**2 and tiles.work_of(c) < tiles.MIN_WORK
+    least, slices = tiles.MIN_WORK * (tiles.MATRICES_SHARE if matrix_tiles() else 1), c.kernel[0] > 1 and matrix_tiles()
+    few = c.s * c.d <= tiles.FEW_CHANNELS**2 and (slices or tiles.work_of(c) < least)
     if few or not tiles.is_served(c) or tiles.sum_floats(c, tiles.weights_size_of(c)) > block_sizes.MAX_SUM_FLOATS:
         return False
     return weights_plan(c, F32, (0, 1)).per_thread <= POOL_BYTES

@@ -4,12 +4,14 @@ import math
 from dataclasses import replace
 
 from onnx_backprop.ort_ops.compiler.llvm import F32
+from onnx_backprop.ort_ops.compiler.machine import matrix_tiles
 from onnx_backprop.ort_ops.convolution import block_sizes
 from onnx_backprop.ort_ops.convolution.problem import Correlation, three
 from onnx_backprop.ort_ops.convolution.winograd.kernel import thread_scratch
 from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
+from onnx_backprop.ort_ops.vector.matrix_tiles import SIDE
 
 MIN_CHANNELS = 16  # on either side of a group: below, the transforms outweigh what they save
 # Below so many tiles, times the geometric mean of the channels, sums over taps are faster: transformed weights and rows
@@ -18,6 +20,7 @@ MIN_WORK = 14_000
 # A batch of so many images, to the last but one, counts as one of TYPICAL: then what is computed of an image has the
 # same bits in all of them, as where ranks divide a batch.
 FEW, MANY, TYPICAL = 4, 32, 8
+MATRICES_SHARE = 8  # times as much work, where weight gradients of few channels may have registers of matrices
 FEW_CHANNELS = 64  # up to which that holds for weight gradients, which transform tiles alone
 # Tiles of 4×4 cells are used for images of so many cells along either axis, and for weight gradients of fewer, of which
 # there are at least so many tiles of 2×2 for one of them: at the end of a row, cells of tiles are not needed.
@@ -29,6 +32,8 @@ STRIDED_SHARE = 0.6  # of the sum's products that tiles with a stride of 2 may h
 
 def suits(c: Correlation) -> bool:
     """Two or three axes, along the last two 3×3, or 3×3 or 4×4 with stride 2, and channels and tiles enough."""
+    if matrix_tiles() and min(c.s, c.d) > SIDE:
+        return False  # registers of matrices are as fast, and round less
     return is_served(c) and work_of(c) >= MIN_WORK
 
 
@@ -43,6 +48,8 @@ def _phases(c: Correlation) -> int:
 
 
 def is_served(c: Correlation) -> bool:
+    if matrix_tiles() and min(c.s, c.d) >= SIDE and (_is_halved(c) or c.dilations[1:] != (1, 1)):
+        return False  # these save less than registers of matrices do
     if c.last or min(c.s, c.d) < MIN_CHANNELS or math.prod(c.dilations[1:]) > MOST_EMPTY * _phases(c):
         return False
     # of a row of tiles; where it is no pooled block, the sum over taps is used, which cuts rows

@@ -15,6 +15,7 @@ from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
 from onnx_backprop.ort_ops.convolution.gather.kernel import PANELS
 from onnx_backprop.ort_ops.convolution.problem import correlation
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
+from tests.ort_ops.planned import without_matrix_tiles
 from tests.support import single_op
 from tests.support.checks import evaluate
 
@@ -37,6 +38,11 @@ CASES = [
     (1, 1, 3, 20, (4, 50001), (2, 1), (2, 2), (0, 1), (0, 0)),  # odd cells alone
     (1, 1, 3, 20, (70000,), (2,), (2,), (2,), (0,)),  # bands along rows
 ]
+
+
+@pytest.fixture(autouse=True)
+def fused(monkeypatch) -> None:
+    without_matrix_tiles(monkeypatch)
 
 
 def attributes(case: tuple[Any, ...]) -> dict[str, Any]:

@@ -15,13 +15,18 @@ from onnx_backprop.ort_ops.convolution.winograd import tiles as winograd_tiles
 from onnx_backprop.ort_ops.convolution.winograd.plan import suits_weights
 from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows
 from onnx_backprop.ort_ops.convolution.winograd.tiles import suits
-from tests.ort_ops.planned import convolution
+from tests.ort_ops.planned import convolution, without_matrix_tiles
 from tests.support import single_op
 from tests.support.batch import calls_together
 from tests.support.checks import DTYPES, assert_rounded, evaluate
 
 f32 = np.float32
 OIX = (0, 1, 2, 3)
+
+
+@pytest.fixture(autouse=True)
+def fused(monkeypatch) -> None:
+    without_matrix_tiles(monkeypatch)
 
 
 def attributes(**changes: Any) -> dict[str, Any]:
@@ -257,6 +262,7 @@ def test_images_of_few_tiles(
     monkeypatch: pytest.MonkeyPatch, batch: int, channels: int, length: int, expected: tuple[bool, bool]
 ) -> None:
     monkeypatch.undo()
+    without_matrix_tiles(monkeypatch)
     x, w = (batch, channels, length, length), (channels, channels, 3, 3)
     order = correlation(Attributes(BY_NAME["Convolution"], attributes()), x, x, w, OIX, infers=True)
     assert (suits(order), suits_weights(order)) == expected

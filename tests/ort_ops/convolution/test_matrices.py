@@ -1,0 +1,124 @@
+"""Convolutions in registers of whole matrices (AMX): values beside the reference, the same bits on any number of threads.
+
+Here they are chosen wherever they may be, however long they take.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnx_backprop as ob
+from onnx_backprop.ort_ops import native_kernels_work
+from onnx_backprop.ort_ops.compiler.machine import matrix_tiles
+from onnx_backprop.ort_ops.convolution.gather import bands
+from onnx_backprop.ort_ops.convolution.gather.kernel import MATRICES
+from onnx_backprop.ort_ops.convolution.weights import matrices
+from onnx_backprop.ort_ops.convolution.weights import plan as weights_plan
+from onnx_backprop.ort_ops.convolution.winograd import tiles
+from tests.declarations.calls import Call
+from tests.ort_ops.convolution.test_mixed_axes import problem
+from tests.ort_ops.planned import convolution
+from tests.support import single_op
+from tests.support.batch import calls_together, check_each
+from tests.support.checks import evaluate
+
+pytestmark = pytest.mark.skipif(
+    not (native_kernels_work() and matrix_tiles()), reason="this processor has no registers of matrices"
+)
+WORK = {MATRICES, matrices.WORK}
+
+
+@pytest.fixture(autouse=True)
+def chosen(monkeypatch) -> None:
+    monkeypatch.setattr(tiles, "is_served", lambda _: False)
+    for module in (bands, weights_plan):
+        monkeypatch.setattr(module, "FUSED_CYCLES", 1e9)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f32", 3e-6), ("f16", 2e-3), ("bf16", 1.6e-2)])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_random_problems(axes: int, dtype: str, tolerance: float) -> None:
+    rng = np.random.default_rng([axes, 43])
+    calls = [
+        Call(op, attributes, [rng.standard_normal(shape).astype(np.float32) for shape in shapes], seed=number)
+        for number in range(25 if dtype == "f32" else 8)
+        for op, attributes, shapes in problem(rng, axes)
+    ]
+
+    def run(some: Any) -> list[list[np.ndarray]]:
+        if dtype == "f32":
+            return calls_together([(call.op, call.attributes, call.inputs) for call in some], "native")()
+        return [[single_op.run(c.op, c.attributes, c.inputs, kernels="native", dtype=dtype)] for c in some]
+
+    def check(call: Call, answers: list[np.ndarray]) -> None:
+        exact = evaluate(call.op, call.attributes, call.inputs)
+        np.testing.assert_allclose(answers[0], exact, atol=tolerance * max(np.abs(exact).max(), 1e-6), rtol=0)
+
+    check_each(calls, run, check)
+
+
+# batch, groups, channels and outputs of a group, lengths, kernel, strides, pads
+LARGE = [
+    (2, 1, 1100, 70, (9, 11), (1, 1), (1, 1), (0, 0)),  # more steps than one sum has
+    (2, 1, 70, 1100, (7, 7), (1, 1), (1, 1), (0, 0)),  # cells of an odd number, images together
+    (3, 1, 64, 96, (40, 37), (3, 3), (1, 1), (1, 1)),  # several bands, an odd number of cells along x
+    (2, 2, 33, 65, (34, 41), (4, 4), (2, 2), (1, 1)),
+    (2, 1, 48, 40, (27, 300), (3, 3), (2, 2), (1, 1)),
+    (1, 1, 40, 32, (12, 20, 19), (3, 3, 3), (1, 1, 1), (0, 1, 1)),
+    (1, 1, 32, 64, (5000,), (7,), (1,), (3,)),  # bands along x
+    (0, 1, 32, 64, (50,), (3,), (1,), (1,)),
+]
+
+
+def run_large(rng: np.random.Generator, case: tuple[Any, ...], last: bool, threads: int = 2) -> Any:
+    """(operator, attributes, inputs, answer) of the forward and of both gradients."""
+    batch, groups, channels, outs, lengths, kernel, strides, pads = case
+    x = rng.standard_normal((batch, groups * channels, *lengths), np.float32)
+    w = rng.standard_normal((groups * outs, channels, *kernel), np.float32)
+    cells = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(lengths, pads, kernel, strides, strict=True)]
+    dy = rng.standard_normal((batch, groups * outs, *cells), np.float32)
+    if last:
+        x, dy = (np.ascontiguousarray(np.moveaxis(tensor, 1, -1)) for tensor in (x, dy))
+    attributes = {
+        "strides": list(strides), "pads_begin": list(pads), "pads_end": list(pads), "dilations": [1] * len(kernel),
+        "groups": groups, "data_format": "NXC" if last else "NCX", "weights_format": "OIX",
+    }  # fmt: skip
+    bias = rng.standard_normal(groups * outs, np.float32)
+    for op, own, inputs in (
+        ("Convolution", {}, [x, w, bias]),
+        ("ConvolutionBackwardData", {"dst_shape": list(x.shape)}, [dy, w]),
+        ("ConvolutionBackwardWeights", {"weights_shape": list(w.shape)}, [x, dy]),
+    ):
+        given = attributes | own
+        model = single_op.model(op, given, inputs)
+        session = ob.session(model, kernels="native", session_options=single_op.options(threads))
+        yield op, given, inputs, np.asarray(session.run(None, single_op.feeds(op, inputs))[0])
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("case", LARGE)
+def test_large_ones(rng, case: tuple[Any, ...], last: bool) -> None:
+    for op, attributes, inputs, got in run_large(rng, case, last):
+        exact = evaluate(op, attributes, inputs)
+        assert got.shape == exact.shape
+        if exact.size:
+            assert np.linalg.norm(got - exact) <= 3e-7 * np.linalg.norm(exact), op
+
+
+def test_threads_change_nothing() -> None:
+    for last in (False, True):
+        one, several = (
+            [answer for *_, answer in run_large(np.random.default_rng(5), LARGE[3], last, threads)]
+            for threads in (1, 4)
+        )
+        for x, y in zip(one, several, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("op", ["Convolution", "ConvolutionBackwardData", "ConvolutionBackwardWeights"])
+def test_they_are_chosen(op: str) -> None:
+    plan = convolution(op, 2, (64, 96), (20, 20), (3, 3), pads=(1, 1)).plan("f32")
+    assert WORK & {stage for stage, _ in plan.stages}
