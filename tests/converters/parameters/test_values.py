@@ -40,7 +40,7 @@ def fourier(window: np.ndarray) -> np.ndarray:
 
 def graph() -> np.ndarray:
     """A path of 9 places, each with itself."""
-    return np.float64(np.abs(np.arange(9)[:, None] - np.arange(9)) < 2)
+    return (np.abs(np.arange(9)[:, None] - np.arange(9)) < 2).astype(np.float64)
 
 
 ANGLES: dict[str, Maker] = {

@@ -107,4 +107,4 @@ def test_a_branch_that_asks_for_a_shape(branches: tuple[str, ...]) -> None:
         got = ob.session(graph.model).run(list(graph.parameters.values()), feeds)
         want = ob.session(plain).run([f"{name}_grad" for name in graph.parameters], feeds)
         for ours, theirs in zip(got, want, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+            np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=1e-6)
