@@ -163,3 +163,28 @@ def test_fresh_statistics_in_training_mode_are_not_written_over_equal_weights(sh
         )
         np.testing.assert_allclose(np.asarray(outputs["z"]), y * y, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(np.asarray(outputs["w_grad"]), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("behind", ["", "m = Identity(mean) "])
+def test_statistics_of_two_modules_have_the_derivative_through_both(behind: str) -> None:
+    """In inference mode: each has a copy of its own, and what the caller names is what both are copies of."""
+    mean, shift, seed = (RANDOM.standard_normal(4).astype(np.float32) for _ in range(3))
+    name = "m" if behind else "mean"
+    model = _model(
+        f"{behind}a = BatchNormalization(x, s1, zeros, {name}, var) t = Mul(a, a) "
+        f"y = BatchNormalization(t, s2, zeros, {name}, var)"
+    )
+    for s, value in (("s1", mean + 2), ("s2", shift)):
+        model.graph.initializer.append(numpy_helper.from_array(value, s))
+    dy = np.tile(seed, (5, 1))
+    session = ob.session(ob.vjp(model, wrt=["mean", "var"], of=["y"]))
+    outputs = [np.asarray(v) for v in session.run(["mean_grad", "var_grad"], {"x": X, "y_grad": dy})]
+
+    def loss(m: np.ndarray, v: np.ndarray) -> float:
+        a = (X - m) / np.sqrt(v + 1e-5) * (mean.astype(float) + 2)
+        return float((((a * a) - m) / np.sqrt(v + 1e-5) * shift * dy).sum())
+
+    h, m, v = 1e-5, np.zeros(4), np.ones(4)
+    for got, (dm, dv) in zip(outputs, ((h, 0), (0, h)), strict=True):
+        want = [(loss(m + dm * e, v + dv * e) - loss(m - dm * e, v - dv * e)) / (2 * h) for e in np.eye(4)]
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
