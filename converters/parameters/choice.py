@@ -43,11 +43,12 @@ _PARAMETER_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "emb
 _PARAMETER_WORDS |= {"tokens", "scale", "shift", "gain", "alpha", "w", "b"}
 _SURE_WORDS = {"weight", "bias", "embed", "embedding", "embeddings", "token", "tokens", "gamma", "table"}
 _WEIGHT_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "coef"}  # that numbers do not overrule
-_GATE_WORDS = {"alpha", "gain", "gate", "rezero", "shift"}  # of single numbers
+_GATE_WORDS = {"alpha", "gain", "gate", "logit", "rezero", "shift", "temperature"}  # of single numbers
 _BUFFER_WORDS = {"adj", "adjacency", "alibi", "anchor", "anchors", "basis", "blur", "buffer", "codebook", "cumprod"}
 _BUFFER_WORDS |= {"dct", "dft", "ema", "eps", "filter", "filters", "freq", "freqs", "frequencies", "grid", "index"}
 _BUFFER_WORDS |= {"laplacian", "mask", "masks", "mean", "mel", "offsets", "pe", "positions", "queue", "slopes"}
 _BUFFER_WORDS |= {"sobel", "std", "stride", "strides", "var", "window"}
+_NO_BUFFER = re.compile(r".*(token|log_std)s?")  # whatever words it has, as mask_token, and log_std of a policy
 _CONSTANT_WORDS = {"const", "constant", "fill", "mask", "one", "ones", "zero", "zeros"}
 
 
@@ -166,7 +167,7 @@ def _judged_by_name(
         return _Verdict(defined)
     if leaf in ({"weight"}, {"bias"}) and name.rpartition(".")[0] in context.frozen_norms:
         return _Verdict(BUFFERS[1], "its module has running statistics for itself, as FrozenBatchNorm2d")
-    buffer = not leaf.isdisjoint(_BUFFER_WORDS)
+    buffer = not leaf.isdisjoint(_BUFFER_WORDS) and not _NO_BUFFER.fullmatch(name)
     if not leaf.isdisjoint(_SURE_WORDS) and not buffer and defined is None:
         if role is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
             return _Verdict(doubt="a bias has one axis; the file calls it neither parameter nor buffer")
