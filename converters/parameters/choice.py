@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters import structure, values
-from onnx_backprop.converters.parameters.structure import CLASSES, FREQUENCY, NEVER_TRAINED, SINGLE, STATISTIC, Use
+from onnx_backprop.converters.parameters.structure import CLASSES, NEVER_TRAINED, SINGLE, STATISTIC, Use
 from onnx_backprop.converters.prepare.exporters.origins import FOLDED, FROZEN, NAMED, Origin, is_operation, origin_of
 from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER
 
@@ -33,8 +33,6 @@ _REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+/\w+|getite
 _OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScript's, of what a node makes
 _WRITTEN = re.compile(r"val_\d+|/(.*/)?(Cast|Sqrt)(_\d+)?_output_\d+")  # single numbers that the code has, or lengths
 _OF_PARAMETERS = (SINGLE, values.SYMMETRIC, values.AVERAGES)  # what an exporter may have computed from a parameter
-# what a parameter may be that requires no gradient, which no exporter says
-_FIXED = (values.ANGLES, values.BANK, values.POSITIONS, values.REPEATED, values.SYMMETRIC, values.AVERAGES, FREQUENCY)
 _MOVING = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
 _WORDS = re.compile(r"[A-Za-z][a-z]*")
