@@ -134,7 +134,7 @@ def test_a_statistic_that_is_a_weight_too_has_the_derivative_through_both(other:
     (gradient,) = session.run(["v_grad"], {"x": x} | seeds)
     s, v = np.array([0.5, 2]), np.array([1.25, 0.5])
     statistic = (-s / np.sqrt(v) - s * (x - v) / (2 * v * np.sqrt(v))).sum(0)
-    np.testing.assert_allclose(gradient, statistic + (2 * v if "Mul" in other else 1), rtol=1e-4)
+    np.testing.assert_allclose(np.asarray(gradient), statistic + (2 * v if "Mul" in other else 1), rtol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (2, 3, 4, 4)])
