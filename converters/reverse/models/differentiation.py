@@ -125,6 +125,7 @@ class Differentiation:
 
     def _variables(self, wrt: Sequence[str] | None) -> tuple[list[ir.Value], GradientPath]:
         initializers = {str(v.name): v for v in self.graph.initializers.values()}
+        rejoin(self.graph, (value for value in self.graph.inputs if value.is_initializer()))  # which a run may feed
         if wrt is None:
             floats = [v for name, v in initializers.items() if is_float(v) and name not in (self.without or ())]
             path = find_path(self.graph, self.of, floats)
