@@ -6,8 +6,8 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.work import Model, Work
-from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.prepare.exporters.statistics import rejoin
+from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.prepare.load import pick
 from onnx_backprop.converters.reverse.batching.add_axis import add_axis, inputs_of
 from onnx_backprop.converters.reverse.known import dims
