@@ -5,7 +5,6 @@ May import opset, and what a session needs: onnxruntime, llvmlite, Numba where s
 
 from onnx_backprop.opset.functions.use_kernels import use_kernels
 from onnx_backprop.ort_ops.native_graph import NativeGraph, lower
-from onnx_backprop.ort_ops.runtime.c_abi import give_back
 from onnx_backprop.ort_ops.sessions import (
     Named,
     SessionOptions,
@@ -20,7 +19,7 @@ from onnx_backprop.ort_ops.sessions import (
     run_bound,
     session,
 )
-from onnx_backprop.ort_ops.weights import take_weights
+from onnx_backprop.ort_ops.weights import give_back, take_weights
 
 __all__ = [
     "Named",

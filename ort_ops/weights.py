@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -118,3 +121,10 @@ def give_values(model: ModelProto, options: SessionOptions) -> list[OrtValue]:
     if tensors:
         options.add_external_initializers([tensor.name for tensor in tensors], values)
     return values
+
+
+def give_back() -> None:
+    """Let the system have what a conversion leaves: graphs that refer to themselves, and memory that glibc keeps."""
+    gc.collect()
+    if trim := None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)

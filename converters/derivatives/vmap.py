@@ -6,6 +6,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.work import Model, Work
+from onnx_backprop.converters.prepare.exporters.statistics import rejoin
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.prepare.load import pick
 from onnx_backprop.converters.reverse.batching.add_axis import add_axis, inputs_of
@@ -65,6 +66,7 @@ def _checked(graph: ir.Graph, axes: Axes) -> dict[str, int | None]:
     if not isinstance(axes, Mapping) or not axes:
         raise InvalidArgumentError(f"expected an axis by input, as {example}, got {axes!r}", "axes")
     values = pick(list(axes), inputs_of(graph), argument="axes", what="an input or an initializer")
+    rejoin(graph, values)
     for value, axis in zip(values, axes.values(), strict=True):
         if axis is not None:
             _check_axis(value, axis, "axes")

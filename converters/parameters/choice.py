@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters import structure, values
-from onnx_backprop.converters.parameters.structure import CLASSES, FREQUENCY, NEVER_TRAINED, SINGLE, STATISTIC, Use
+from onnx_backprop.converters.parameters.structure import CLASSES, NEVER_TRAINED, SINGLE, STATISTIC, Use
 from onnx_backprop.converters.prepare.exporters.origins import FOLDED, FROZEN, NAMED, Origin, is_operation, origin_of
 from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER
 
@@ -33,8 +33,6 @@ _REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+/\w+|getite
 _OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScript's, of what a node makes
 _WRITTEN = re.compile(r"val_\d+|/(.*/)?(Cast|Sqrt)(_\d+)?_output_\d+")  # single numbers that the code has, or lengths
 _OF_PARAMETERS = (SINGLE, values.SYMMETRIC, values.AVERAGES)  # what an exporter may have computed from a parameter
-# what a parameter may be that requires no gradient, which no exporter says
-_FIXED = (values.ANGLES, values.BANK, values.POSITIONS, values.REPEATED, values.SYMMETRIC, values.AVERAGES, FREQUENCY)
 _MOVING = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
 _WORDS = re.compile(r"[A-Za-z][a-z]*")
@@ -43,11 +41,12 @@ _PARAMETER_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "emb
 _PARAMETER_WORDS |= {"tokens", "scale", "shift", "gain", "alpha", "w", "b"}
 _SURE_WORDS = {"weight", "bias", "embed", "embedding", "embeddings", "token", "tokens", "gamma", "table"}
 _WEIGHT_WORDS = {"weight", "weights", "bias", "kernel", "gamma", "beta", "coef"}  # that numbers do not overrule
-_GATE_WORDS = {"alpha", "gain", "gate", "rezero", "shift"}  # of single numbers
+_GATE_WORDS = {"alpha", "gain", "gate", "logit", "rezero", "shift", "temperature"}  # of single numbers
 _BUFFER_WORDS = {"adj", "adjacency", "alibi", "anchor", "anchors", "basis", "blur", "buffer", "codebook", "cumprod"}
 _BUFFER_WORDS |= {"dct", "dft", "ema", "eps", "filter", "filters", "freq", "freqs", "frequencies", "grid", "index"}
 _BUFFER_WORDS |= {"laplacian", "mask", "masks", "mean", "mel", "offsets", "pe", "positions", "queue", "slopes"}
 _BUFFER_WORDS |= {"sobel", "std", "stride", "strides", "var", "window"}
+_NO_BUFFER = re.compile(r".*(token|log_std)s?")  # whatever words it has, as mask_token, and log_std of a policy
 _CONSTANT_WORDS = {"const", "constant", "fill", "mask", "one", "ones", "zero", "zeros"}
 
 
@@ -166,7 +165,7 @@ def _judged_by_name(
         return _Verdict(defined)
     if leaf in ({"weight"}, {"bias"}) and name.rpartition(".")[0] in context.frozen_norms:
         return _Verdict(BUFFERS[1], "its module has running statistics for itself, as FrozenBatchNorm2d")
-    buffer = not leaf.isdisjoint(_BUFFER_WORDS)
+    buffer = not leaf.isdisjoint(_BUFFER_WORDS) and not _NO_BUFFER.fullmatch(name)
     if not leaf.isdisjoint(_SURE_WORDS) and not buffer and defined is None:
         if role is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
             return _Verdict(doubt="a bias has one axis; the file calls it neither parameter nor buffer")

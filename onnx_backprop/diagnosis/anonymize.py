@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import assign, copied, replace_values
 
 FEW = 16  # integers, such as a shape, axes or pads
+_RESIZE = ("Resize", "Upsample")
 _PROGRAM = "stack_trace"  # in keys of metadata that hold lines of the program that was exported
 
 
@@ -33,16 +34,20 @@ def anonymize(model: ModelProto | ir.Model | str | Path, *, hide_names: bool = F
 
     Floats x become numbers drawn from N(mean x, std x), cut at the least and the largest x: scales, variances and
     probabilities stay what they are. Zeros, NaN and infinity stay where they are, and so do tensors of one number and
-    of two different ones, as masks are. Integers of 8 bits and less change places within their tensor; rows of wider
-    ones do, so that indices stay within their tables, but 16 and fewer stay, since they may be a shape, axes or pads.
-    Texts get numbers. Tensors that are equal stay equal, also one and the transpose of another. Lists of floats in
-    attributes are treated alike. Documentation, and metadata that hold lines of a program, are left out.
+    of two different ones, as masks are, and what Resize and Upsample scale by. Integers of 8 bits and less change
+    places within their tensor; rows of wider ones do, so that indices stay within their tables, but 16 and fewer stay,
+    since they may be a shape, axes or pads. Texts get numbers. Tensors that are equal stay equal, also one and the
+    transpose of another. Lists of floats in attributes are treated alike. Documentation, and metadata that hold lines
+    of a program, are left out.
 
     Errors: InvalidArgumentError for a seed that is no number of 0 or more.
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InvalidArgumentError(f"seed: expected a number of 0 or more, got {seed!r}")
     result, numbers = copied(load(model)), _Numbers(seed)
+    nodes = (message for message in _messages(result) if isinstance(message, NodeProto))
+    sizes = {name for node in nodes if node.op_type in _RESIZE for name in node.input[1:] if name}
+    kept = [(message, copied(message)) for message in _messages(result) if not sizes.isdisjoint(_constants(message))]
     for message in _messages(result):
         if isinstance(message, TensorProto):
             replace_values(message, numbers.instead_of(to_array(message)))
@@ -50,6 +55,8 @@ def anonymize(model: ModelProto | ir.Model | str | Path, *, hide_names: bool = F
             for attribute in message.attribute:
                 if len(attribute.floats) > FEW:
                     assign(attribute.floats, numbers.instead_of(np.array(attribute.floats, np.float32)).tolist())
+    for message, before in kept:
+        message.CopyFrom(before)
     for message in _messages(result):
         fields = message.DESCRIPTOR.fields_by_name
         if "doc_string" in fields:
@@ -69,6 +76,13 @@ def _messages(message: Any) -> Iterator[Any]:
         if field.message_type is not None and not (isinstance(message, SparseTensorProto) and field.name == "indices"):
             for inner in value if field.is_repeated else [value]:
                 yield from _messages(inner)
+
+
+def _constants(message: Any) -> Sequence[str]:
+    """The names of what a message holds, if it is a tensor or a Constant."""
+    if isinstance(message, TensorProto):
+        return [message.name]
+    return message.output if isinstance(message, NodeProto) and message.op_type == "Constant" else []
 
 
 class _Numbers:

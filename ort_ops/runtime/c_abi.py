@@ -7,7 +7,6 @@ positions never change. Everything that could crash is checked before it is used
 """
 
 import ctypes
-import gc
 import sys
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint32, c_void_p
@@ -217,13 +216,6 @@ def custom_op(
 def c_library() -> ctypes.CDLL:
     """The C library."""
     return ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None)
-
-
-def give_back() -> None:
-    """Let the system have what a conversion leaves: graphs that refer to themselves, and memory that glibc keeps."""
-    gc.collect()
-    if trim := getattr(c_library(), "malloc_trim", None):
-        trim(0)
 
 
 def add_external_custom_op(library: str, op: OrtCustomOp) -> None:

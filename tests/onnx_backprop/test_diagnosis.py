@@ -116,6 +116,27 @@ def test_every_type(dtype: str) -> None:
     assert (new != array).any()
 
 
+@pytest.mark.parametrize("constant", [False, True])
+def test_what_resizes_stays(constant: bool) -> None:
+    """Three different numbers: with others the output would have another shape. A Constant's tensor has no name."""
+    scales, bias = np.float32([1, 1, 2, 3]), RNG.standard_normal((1, 2, 8, 12)).astype(np.float32)
+    proto = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> g (float[1, 2, 4, 4] x) => (float[1, 2, 8, 12] y)
+        { z = Resize<mode = "linear">(x, , scales)  y = Add(z, bias) }"""
+    )
+    for name, array in (("scales", scales), ("bias", bias)):
+        tensor = numpy_helper.from_array(array, "" if constant else name)
+        if constant:
+            proto.graph.node.insert(0, helper.make_node("Constant", [], [name], value=tensor))
+        else:
+            proto.graph.initializer.append(tensor)
+    after = ob.anonymize(proto)
+    x = {"x": RNG.standard_normal((1, 2, 4, 4)).astype(np.float32)}
+    (old,), (new,) = (outputs(one, x).values() for one in (proto, after))
+    assert old.shape == new.shape
+    assert ((old - new) != 0).mean() > 0.9, "the bias is another"
+
+
 def chain(names: bool) -> ModelProto:
     """Forty nodes; a Tanh that reads a Round, far apart, and an If."""
     lines = ["v0 = Add(x, w)"]

@@ -1,15 +1,18 @@
 """Running statistics that an exporter merged with weights, or with those of other nodes, as tensors of their own."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from onnx import ModelProto, NodeProto, TensorProto
 
 from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.walk import all_nodes, is_standard, subgraphs
 
 STATISTICS = (3, 4)  # BatchNormalization's inputs that hold running statistics
+_COPY_OF = "onnx_backprop.copy_of"  # a statistic's metadata: the tensor of the file, which nothing but statistics reads
 _Reader = tuple[int, str, str]  # which statistic, and the scale and bias beside it
 
 
@@ -19,7 +22,7 @@ def split_statistics(proto: ModelProto) -> None:
     Fresh ones are all zeros and ones, as biases and scales are, and exporters keep one tensor of equal numbers, perhaps
     behind Identity nodes: a derivative by the bias would be one by the mean too, and a step would write the renewed
     mean over it. Other numbers that something else reads as well stay one tensor. Nodes with one scale and one bias are
-    one module, and share their statistics.
+    one module, and share their statistics. See `rejoin`.
     """
     graph = proto.graph
     identities = {node.output[0]: node for node in graph.node if is_standard(node, "Identity")}
@@ -32,13 +35,13 @@ def split_statistics(proto: ModelProto) -> None:
 
     readers: defaultdict[str, set[_Reader | None]] = defaultdict(set)  # None: anything but a statistic
     others = {value.name for value in graph.output}  # values that something else reads
-    places: list[tuple[NodeProto, int, _Reader]] = []
+    places: list[tuple[NodeProto, int, str, _Reader]] = []
     for node in graph.node:
         statistics = STATISTICS if is_standard(node, "BatchNormalization") else ()
         for n in (n for n in statistics if n < len(node.input)):
             reader = (n, source(node.input[1]), source(node.input[2]))
             readers[source(node.input[n])].add(reader)
-            places.append((node, n, reader))
+            places.append((node, n, source(node.input[n]), reader))
         inner = [name for graph in subgraphs(node) for other in all_nodes(graph) for name in other.input]
         if not is_standard(node, "Identity"):
             others.update(inner, (name for n, name in enumerate(node.input) if n not in statistics))
@@ -46,17 +49,19 @@ def split_statistics(proto: ModelProto) -> None:
         readers[source(name)].add(None)
     reserved = used_names(graph)
     copies: dict[tuple[str, _Reader], str] = {}
-    for node, n, reader in places:
+    for node, n, original, reader in places:
         name = node.input[n]
-        tensor = stored.get(source(name))
+        tensor = stored.get(original)
         if tensor is None or (name in stored and readers[name] == {reader}):
             continue
-        if None in readers[source(name)] and not _is_fresh(tensor):
+        if None in readers[original] and not _is_fresh(tensor):
             continue  # one tensor by intention: its derivative is that through all that reads it
         if (name, reader) not in copies:
             free = name in identities and name not in others
             new = copied(tensor)
             assign(new.metadata_props, ())  # which say what the weight is
+            if None not in readers[original]:
+                new.metadata_props.add(key=_COPY_OF, value=original)
             new.name = name if free else unique(f"{name}/statistic", reserved)
             if free:
                 graph.node.remove(identities.pop(name))
@@ -64,6 +69,20 @@ def split_statistics(proto: ModelProto) -> None:
             stored[new.name] = new
             copies[name, reader] = new.name
         node.input[n] = copies[name, reader]
+
+
+def rejoin(graph: ir.Graph, wanted: Iterable[ir.Value]) -> None:
+    """Let each BatchNormalization in inference mode read a wanted tensor itself in the place of a copy, in place.
+
+    Its derivative is that through all of them. In training mode it is zero, and each renews a tensor of its own.
+    """
+    originals = {str(value.name): value for value in wanted}
+    for copy in list(graph.initializers.values()):
+        name = "" if copy.const_value is None else copy.const_value.metadata_props.get(_COPY_OF, "")
+        for node, index in tuple(copy.uses()) if name in originals else ():
+            training = node.attributes.get("training_mode")
+            if training is None or not training.as_int():
+                node.replace_input_with(index, originals[name])
 
 
 def _is_fresh(tensor: TensorProto) -> bool:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.parameters.choice import choose
 from onnx_backprop.converters.parameters.report import warn_of
 from onnx_backprop.converters.parameters.structure import is_scale
+from onnx_backprop.converters.prepare.exporters.statistics import rejoin
 from onnx_backprop.converters.prepare.load import pick
 from onnx_backprop.converters.prepare.stops import put_identity
 from onnx_backprop.converters.reverse.builder import Builder
@@ -124,6 +125,7 @@ class Differentiation:
 
     def _variables(self, wrt: Sequence[str] | None) -> tuple[list[ir.Value], GradientPath]:
         initializers = {str(v.name): v for v in self.graph.initializers.values()}
+        rejoin(self.graph, (value for value in self.graph.inputs if value.is_initializer()))  # which a run may feed
         if wrt is None:
             floats = [v for name, v in initializers.items() if is_float(v) and name not in (self.without or ())]
             path = find_path(self.graph, self.of, floats)
@@ -140,6 +142,7 @@ class Differentiation:
             return reached, path
         values = initializers | {str(v.name): v for v in self.graph.inputs}
         picked = pick_values(self.graph, wrt, values, argument=self.argument, what=INPUT)
+        rejoin(self.graph, picked)
         picked = [self._apart(value) for value in require_floats(picked, self.argument)]
         return picked, find_path(self.graph, self.of, picked)
 

@@ -125,11 +125,11 @@ class RowSums:
         factor.name = self._factor = op.unique("clip/factor")
         graph.outputs.clear()
         graph.outputs.append(factor)
-        for name, (*others, last) in parts.items():
-            outputs = [last if empty is None else op.Where(empty, 0.0, last)]
-            if others:  # the factor is in one of them
-                scaled = op.Mul(outputs[0], cast(op, factor, element_type(last)))
-                outputs = [op.Identity(others[0]), scaled]
+        for name, factors in parts.items():  # either of two may be what the loss hands back
+            outputs = [part if empty is None else op.Where(empty, 0.0, part) for part in factors]
+            if len(outputs) == 2:  # the factor is in one of them
+                scaled = op.Mul(outputs[1], cast(op, factor, element_type(outputs[1])))
+                outputs = [op.Identity(outputs[0]), scaled]
             self._sums[name] = tuple(str(value.name) for value in outputs)
             graph.outputs.extend(outputs)
         graph.extend(op.nodes)

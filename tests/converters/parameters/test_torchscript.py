@@ -84,6 +84,9 @@ def test_a_stop_is_no_merged_tensor() -> None:
         ("pe", np.ones((3, 4), np.float32), False),
         ("model.time_constant", np.float32([0.3, 0.2, 0.1, 0.7]), True),
         ("logits_bias", np.zeros((1, 4), np.float32), True),
+        ("decoder.mask_token", np.float32([0.3, 0.2, 0.1, 0.7]), True),
+        ("decoder.token_mask", np.float32([0.3, 0.2, 0.1, 0.7]), False),
+        ("policy.log_std", np.float32([0.3, 0.2, 0.1, 0.7]), True),
     ],
 )
 def test_names_of_torchscript_before_numbers(name: str, array: np.ndarray, trained: bool) -> None:
@@ -96,7 +99,7 @@ def test_names_of_torchscript_before_numbers(name: str, array: np.ndarray, train
         file.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
     graph, said = told_of(file)
     assert (name in graph.parameters) is trained
-    assert name in said or name == "dw.weight"
+    assert name in said or name in ("dw.weight", "decoder.mask_token")
 
 
 @pytest.mark.parametrize(

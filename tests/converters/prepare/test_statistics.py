@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from onnx import ModelProto, numpy_helper, parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.converters.prepare.load import prepare
@@ -163,3 +163,44 @@ def test_fresh_statistics_in_training_mode_are_not_written_over_equal_weights(sh
         )
         np.testing.assert_allclose(np.asarray(outputs["z"]), y * y, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(np.asarray(outputs["w_grad"]), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("behind", ["", "m = Identity(mean) "])
+def test_statistics_of_two_modules_have_the_derivative_through_both(behind: str) -> None:
+    """In inference mode: each has a copy of its own, and what the caller names is what both are copies of."""
+    mean, shift, seed = (RANDOM.standard_normal(4).astype(np.float32) for _ in range(3))
+    name = "m" if behind else "mean"
+    model = _model(
+        f"{behind}a = BatchNormalization(x, s1, zeros, {name}, var) t = Mul(a, a) "
+        f"y = BatchNormalization(t, s2, zeros, {name}, var)"
+    )
+    for s, value in (("s1", mean + 2), ("s2", shift)):
+        model.graph.initializer.append(numpy_helper.from_array(value, s))
+    dy = np.tile(seed, (5, 1))
+    session = ob.session(ob.vjp(model, wrt=["mean", "var"], of=["y"]))
+    outputs = [np.asarray(v) for v in session.run(["mean_grad", "var_grad"], {"x": X, "y_grad": dy})]
+
+    def loss(m: np.ndarray, v: np.ndarray) -> float:
+        a = (X - m) / np.sqrt(v + 1e-5) * (mean.astype(float) + 2)
+        return float((((a * a) - m) / np.sqrt(v + 1e-5) * shift * dy).sum())
+
+    h, m, v = 1e-5, np.zeros(4), np.ones(4)
+    for got, (dm, dv) in zip(outputs, ((h, 0), (0, h)), strict=True):
+        want = [(loss(m + dm * e, v + dv * e) - loss(m - dm * e, v - dv * e)) / (2 * h) for e in np.eye(4)]
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_statistics_of_two_modules_that_a_run_feeds_are_those_of_both() -> None:
+    """As an input with a default, and as an input of `vmap` that differs between rows."""
+    model = _model("a = BatchNormalization(x, s1, zeros, mean, var) y = BatchNormalization(a, s2, zeros, mean, var)")
+    for s in ("s1", "s2"):
+        model.graph.initializer.append(numpy_helper.from_array(np.float32([1, 2, 3, 4]), s))
+    given = RANDOM.standard_normal((2, 4)).astype(np.float32)
+    scale = np.float64([1, 2, 3, 4]) / np.sqrt(1 + 1e-5)
+    expected = [((X - m) * scale - m) * scale for m in given.astype(float)]
+    rows = ob.session(ob.vmap(model, {"mean": 0})).run(["y"], {"x": X, "mean": given})[0]
+    np.testing.assert_allclose(np.asarray(rows), expected, rtol=1e-3, atol=1e-3)
+    model.graph.input.append(helper.make_tensor_value_info("mean", TensorProto.FLOAT, [4]))
+    session = ob.session(ob.vjp(model, wrt=["s1"], of=["y"]))
+    fed = session.run(["y"], {"x": X, "mean": given[0], "y_grad": X})[0]
+    np.testing.assert_allclose(np.asarray(fed), expected[0], rtol=1e-3, atol=1e-3)

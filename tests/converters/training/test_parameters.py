@@ -259,6 +259,8 @@ def test_nothing_is_left() -> None:
     [
         ("swish.beta", True, True),
         ("block/gate", False, True),
+        ("clip/logit_scale", False, True),
+        ("temperature", False, True),
         ("norm/bias/eps", False, False),
         ("norm/weight_eps", False, False),
         ("model/bias_add/Const__12", False, False),

@@ -177,6 +177,25 @@ def test_a_row_without_labels_that_count_adds_nothing(loss: str) -> None:
         assert np.abs(value - graph.initial_values()[name]).max() > 1e-3
 
 
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_a_row_whose_only_label_is_ignored_adds_nothing(transposed: int) -> None:
+    """The gradient of a Gemm is a product with what the loss hands back on the left or on the right, NaN here."""
+    text = f"""(float[N, 4] x) => (float[N, 3] y) {{
+        h = Gemm<transB = 1>(x, v, b) t = Tanh(h) y = Gemm<transB = {transposed}>(t, w, c) }}"""
+    model = model_of(text, v=drawn(5, 4), b=drawn(5), w=drawn(*((3, 5) if transposed else (5, 3))), c=drawn(3))
+    loss = ob.losses.SoftmaxCrossEntropy(ignore_index=-100)
+    graph = ob.training_graph(model, loss=loss, optimizer="sgd", per_sample_clip=0.1, expected_batch=1)
+    x, labels = drawn(4, 4), np.array([0, -100, 2, 1])
+    after: list[Values] = []
+    for rows in ([0, 1, 2, 3], [0, 2, 3]):
+        trainer = ob.Trainer(graph, learning_rate=1.0)
+        trainer.step(x=x[rows], labels=labels[rows])
+        after.append(trainer.parameters())
+    for name, value in after[0].items():
+        np.testing.assert_allclose(value, after[1][name], atol=2e-6, err_msg=name)
+        assert np.abs(value - graph.initial_values()[name]).max() > 1e-3
+
+
 SIGMA = 1.5
 
 
