@@ -180,9 +180,10 @@ def _padding(
     length, windows = op.lengths(node.input(0), 2), op.lengths(node.output(), 2)
     total = op.Sub(op.Add(op.Mul(op.Sub(windows, [1]), strides), extent), length)
     if auto_pad.startswith("SAME"):
-        needed = op.Max(total, [0])
-        smaller = op.Div(needed, [2])
-        before = smaller if auto_pad == "SAME_UPPER" else op.Sub(needed, smaller)
+        # onnxruntime pads as if there were no gaps; below 0 it leaves pixels out. A quotient is rounded towards 0
+        most = op.Div(op.Add(length, [s - 1 for s in strides]), strides)
+        needed = op.Sub(op.Add(op.Mul(op.Sub(most, [1]), strides), kernel), length)
+        before = op.Div(needed if auto_pad == "SAME_UPPER" else op.Add(needed, [1]), [2])
     else:
         before = op.ints(node.ints("pads", [0] * 2 * rank)[:rank] if auto_pad == "NOTSET" else [0] * rank)
     padding = op.Concat(before, op.Sub(total, before), axis=0)

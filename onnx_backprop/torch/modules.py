@@ -240,15 +240,23 @@ class Module(torch.nn.Module):
         """Write the plain inference model with the weights and statistics of now; above 2 GB they lie beside it.
 
         Inputs, outputs, names and metadata are those of the model that came.
+
+        Errors: InvalidArgumentError for weights that are none of the model's type and shape, on the CPU.
         """
+        for name in self._places:
+            self._check(name, self._stored(name))
         save_model(inference(self._source(self._places)), path)
 
     def _source(self, names: Collection[str]) -> Variables:
         """The model with some of the module's tensors as they are now."""
         model = copied(self._model.model)
         for tensor in model.graph.initializer:
-            if tensor.name in names:
-                replace_values(tensor, _array(self._stored(tensor.name).detach().contiguous()))
+            if tensor.name not in names:
+                continue
+            stored = self._stored(tensor.name).detach().contiguous()
+            if (shape := tuple(stored.shape)) != tuple(tensor.dims):
+                raise InvalidArgumentError(f"{tensor.name!r} has shape {tuple(tensor.dims)}, got a tensor of {shape}")
+            replace_values(tensor, _array(stored))
         return replace(self._model, model=model)
 
     def __getstate__(self) -> dict[str, Any]:

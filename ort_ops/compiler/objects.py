@@ -108,7 +108,7 @@ def _describe(value: Any, add: Any, seen: dict[int, Any]) -> None:
 def _describe_function(value: Any, add: Any, seen: dict[int, Any]) -> None:
     if isinstance(value, Inner) or (isinstance(value, FunctionType) and value.__module__.startswith(_PACKAGE)):
         if isinstance(value, Inner):
-            add(repr((value.fast, value.apart)).encode())
+            add(repr((value.fast, value.apart, value.shared is not None)).encode())
             value = value.function
         itself, refers = _of_function(value)
         add(itself)

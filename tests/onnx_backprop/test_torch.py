@@ -302,6 +302,27 @@ def test_export(tmp_path: Path) -> None:
     assert [v.name for v in session.get_inputs()] == ["x0", "x1"]
 
 
+def test_weights_that_are_no_longer_the_models(tmp_path: Path) -> None:
+    """One error that names the weight, of a call and of an export."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> m (float[N, 2] x) => (float[N, 3] y) { y = MatMul(x, w) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 3), np.float32), "w"))
+    for weight, message in (
+        (torch.zeros(2, 4), r"'w' has shape \(2, 3\), got a tensor of \(2, 4\)"),
+        (torch.zeros(2, 3, dtype=torch.float64), "'w' has type torch.float32, got a tensor of torch.float64"),
+        (torch.zeros(2, 3, device="meta"), "'w': expected a dense tensor on the CPU, got torch.strided on meta"),
+        (None, "'w': expected a torch.Tensor, got NoneType"),
+    ):
+        own = ob.torch.module(model)
+        own.w = None if weight is None else torch.nn.Parameter(weight)
+        with pytest.raises(InvalidArgumentError, match=message):
+            own.export(tmp_path / "never.onnx")
+        with pytest.raises(InvalidArgumentError, match=message):
+            own(torch.zeros(1, 2))
+    assert not list(tmp_path.iterdir())
+
+
 def test_numbers_are_there_once() -> None:
     """The weights' memory is PyTorch's alone: what is compiled later, and a copy, has those of then."""
     model = parser.parse_model(

@@ -3,8 +3,9 @@
 With auto_pad SAME_* onnx's inference adds output_padding to the length and onnxruntime to the padding; with an
 output_shape below the input's length inference gives up half-way and states a wrong rank. The same node with explicit
 pads and output_padding says to both what onnxruntime runs. A pool with ceil_mode has no window that begins in the
-padding behind, which inference counts: less padding says to both what is run. Where the numbers for a ConvTranspose are
-not all known, its input's shape is hidden from inference. What the node computes does not change.
+padding behind, which inference counts: less padding says to both what is run; so do pads in the place of SAME_*, where
+its window has gaps. Where the numbers are not all known, the input's shape is hidden from inference. What the node
+computes does not change.
 """
 
 from collections.abc import Iterable
@@ -12,15 +13,18 @@ from collections.abc import Iterable
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from onnx_backprop.converters.prepare.inference.driver import Correct
+from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.graphs.edit import assign, insert
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.order import descendants
 from onnx_backprop.opset.graphs.scope import Scope
-from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
-from onnx_backprop.opset.maths.convolution import AxisPads, extent, onnx_conv_transpose_pads
+from onnx_backprop.opset.graphs.types import Dims
+from onnx_backprop.opset.graphs.walk import attributes_of, called, is_standard
+from onnx_backprop.opset.maths.convolution import AxisPads, extent, onnx_conv_transpose_pads, same_excess, split_pads
 
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
+_SAME = (b"SAME_UPPER", b"SAME_LOWER")
 
 
 def explicit_pads(_: ModelProto) -> Correct:
@@ -36,7 +40,7 @@ def _corrected(inferred: ModelProto) -> ModelProto | None:
         pool = node.op_type in _POOLS
         axes = None if pool else _explicit(node, scope)
         if pool:
-            if not _without_windows_in_padding(inferred.graph, node, scope):
+            if not _pool_rewritten(inferred.graph, node, scope):
                 continue
         elif axes is not None:
             _rewrite(node, axes)
@@ -52,16 +56,16 @@ def _corrected(inferred: ModelProto) -> ModelProto | None:
 def _may_be_misread(node: NodeProto) -> bool:
     """Whether onnx's inference may give the node's output another length than onnxruntime."""
     attributes = attributes_of(node)
-    same = attributes.get("auto_pad") in (b"SAME_UPPER", b"SAME_LOWER")
+    same = attributes.get("auto_pad") in _SAME
     if is_standard(node, *_POOLS):
-        return bool(attributes.get("ceil_mode")) and not same
+        return bool(attributes.get("ceil_mode")) or (same and max(attributes.get("dilations", [1])) > 1)
     if not is_standard(node, "ConvTranspose"):
         return False
     return "output_shape" in attributes or (same and any(attributes.get("output_padding", ())))
 
 
-def _without_windows_in_padding(graph: GraphProto, node: NodeProto, scope: Scope) -> bool:
-    """Rewrite a pool with ceil_mode so that no window begins in the padding behind; whether one did.
+def _pool_rewritten(graph: GraphProto, node: NodeProto, scope: Scope) -> bool:
+    """Rewrite a pool with ceil_mode so that no window begins in the padding behind; whether it had to be rewritten.
 
     That padding ends with the last window that begins before it. Where this is not beyond x, ceil_mode goes; the input
     is hidden from inference where another axis needs it.
@@ -74,6 +78,8 @@ def _without_windows_in_padding(graph: GraphProto, node: NodeProto, scope: Scope
     lengths = (scope.dims(node.input[0]) or ())[2:]
     if not len(lengths) == len(strides) == len(dilations) == len(pads) // 2 == count:
         return False
+    if attributes.get("auto_pad") in _SAME:
+        return _explicit_pool(graph, node, lengths, (kernel, strides), gaps=max(dilations) > 1)
     found = beyond = False
     for n, (length, stride) in enumerate(zip(lengths, strides, strict=True)):
         if not isinstance(length, int) or stride < 1:
@@ -93,6 +99,34 @@ def _without_windows_in_padding(graph: GraphProto, node: NodeProto, scope: Scope
         if replaced == "pads":
             node.attribute.append(helper.make_attribute("pads", pads))
     return found
+
+
+def _explicit_pool(
+    graph: GraphProto, node: NodeProto, lengths: Dims, window: tuple[list[int], list[int]], *, gaps: bool
+) -> bool:
+    """A pool of SAME_* without ceil_mode, which changes nothing; one with gaps as onnxruntime has it, padded as if it
+    had none. Whether it had to be rewritten: of gaps, whether a length is known.
+
+    The input is hidden from inference where another one is not.
+    """
+    attributes, replaced = attributes_of(node), {"auto_pad", "pads"} if gaps else {"ceil_mode"}
+    known = [(length, k, s) for length, k, s in zip(lengths, *window, strict=True) if isinstance(length, int)]
+    if gaps and len(known) < len(lengths):
+        if known:
+            _hide_input(graph, node)
+        return bool(known)
+    if gaps and any(same_excess(*axis) < 0 for axis in known):
+        raise UnsupportedError(
+            f"auto_pad {attributes['auto_pad'].decode()} with dilations, and strides beyond the kernel, makes "
+            "onnxruntime leave out pixels at the ends. State pads, and Slice off those pixels",
+            op_type=node.op_type,
+            node=called(node),
+        )
+    assign(node.attribute, [a for a in node.attribute if a.name not in replaced])
+    if gaps:
+        pairs = [split_pads(same_excess(*axis), upper=attributes["auto_pad"] == b"SAME_UPPER") for axis in known]
+        node.attribute.append(helper.make_attribute("pads", [pair[n] for n in (0, 1) for pair in pairs]))
+    return True
 
 
 def _gives_up(node: NodeProto, scope: Scope) -> bool:

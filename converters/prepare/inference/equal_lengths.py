@@ -72,7 +72,7 @@ def _behind_windows(
     kernel = attributes.get("kernel_shape") or (shapes[1][2:] if len(shapes) > 1 else ())
     strides, dilations = (attributes.get(name, [1] * count) for name in ("strides", "dilations"))
     pads = attributes.get("pads", [0] * 2 * count)
-    auto = attributes.get("auto_pad", b"NOTSET")
+    auto = attributes.get("auto_pad") or b"NOTSET"
     if {len(kernel), len(strides), len(dilations), len(pads) // 2} != {count} or len(output) != count + 2:
         return []
     result: list[Dim] = [None, None]
@@ -83,8 +83,9 @@ def _behind_windows(
             if same or not isinstance(k, int)
             else ((pads[n] + pads[n + count] if auto == b"NOTSET" else 0) - extent(k, dilations[n]))
         )
-        rounded = attributes.get("ceil_mode") and stride > 1
-        if not isinstance(length, str) or stride < 1 or rounded or (offset is None and not same):
+        # rounded up, or padded by onnxruntime as for a window without gaps
+        other = (attributes.get("ceil_mode") and stride > 1) or (same and dilations[n] > 1)
+        if not isinstance(length, str) or stride < 1 or other or (offset is None and not same):
             result.append(None)
         elif stride == 1 and (same or offset == -1):
             result.append(length)

@@ -94,18 +94,19 @@ def _copy_planes(p, data, first, channels, target, of, low, size, lines, both):
     """
     tensor, length, step, pitch = p.c.source, p.c.source_length, p.step, size[2]
     stride, line, odd = tensor.cells, p.line, lines + 4 * DEPTH * p.line
-    ends = length[0], length[1], (length[2] - of[2] + step[2] - 1) // step[2]
+    cells = (length - of + step - 1) // step
+    ends = length[0], length[1], cells[2]
     strides, tile = (stride[0], stride[1], step[2] * stride[2]), odd + 4 * DEPTH * line
     dense = p.kind == F32 and step[2] * stride[2] == 1 and (size[1] == 1 or (stride[1] == pitch and step[1] == 1))
-    at_once = max(1, line // pitch)
-    if dense and within(low, size, length):
+    dense, at_once = dense and within(low, size, cells), max(1, line // pitch)
+    if dense:
         at_once = size[1]
     for z in range(size[0]):
         cell_z = (low[0] + z) * step[0] + of[0]
         for y in range(0, size[1], at_once):
             rows, cell = min(at_once, size[1] - y), (cell_z, (low[1] + y) * step[1] + of[1], low[2])
             source, from_channel = lines, 4 * line
-            if dense and within(low, size, length):
+            if dense:
                 source, from_channel = data + 4 * (first + dot(cell, stride)), 4 * tensor.c
             elif both:
                 for i in range(channels):

@@ -307,12 +307,13 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
     parts = max(1, min(block_sizes.MAX_PARTS, units, cells // block_sizes.PART_CELLS, limit // of_part))
     parts = math.ceil(units / math.ceil(units / parts)) if units else 1  # of the same length
     one_row = low == high == (0, 0, 0) and c.strides == (1, 1, 1) and head.kind == F32
+    inside = all(out <= length for out, length in zip(c.out_length, c.source_length, strict=True))  # no padding behind
     head = replace(
         head, low=low, high=high, band=band, bands=bands, swapped=True, units=units, parts=parts, columns=columns,
         dense=[tap.weight for tap in taps] == list(range(count)), pitch=pitch, planes=len(kinds),
         room=(arrays["scalars"] - GROUP // 4) // 32, pairs=arrays["source"] // (48 * len(kinds)),
         plane_table=par.TAPS_AT + 8 * size_of(par.TapRecord) * count,
-        in_place=one_row and band[1] == 1 and c.source.cells[2] == c.destination.cells[2] == 1,
+        in_place=one_row and inside and band[1] == 1 and c.source.cells[2] == c.destination.cells[2] == 1,
     )  # fmt: skip
 
     def scratch_of(_rows: int, sums: int) -> tuple[par.CellsOffsets, int]:

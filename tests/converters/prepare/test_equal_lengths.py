@@ -25,14 +25,14 @@ def window(rng: np.random.Generator, n: int, source: str) -> Any:
     attributes: dict[str, Any] = {"kernel_shape": kernel.tolist()}
     if rng.random() < 0.7:
         attributes["strides"] = np.minimum(rng.integers(1, 3, 2), kernel).tolist()  # or SAME_* would take pixels away
-    auto = str(rng.choice(["NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]))
+    auto = str(rng.choice(["NOTSET", "", "SAME_UPPER", "SAME_LOWER", "VALID"]))
     if auto != "NOTSET":
         attributes["auto_pad"] = auto
-    elif rng.random() < 0.8:
+    if auto in ("NOTSET", "") and rng.random() < 0.8:
         attributes["pads"] = np.minimum(rng.integers(0, 3, 4), np.tile(kernel, 2) - 1).tolist()
-    if op in ("Conv", "MaxPool") and auto == "NOTSET" and rng.random() < 0.3:
+    if (op == "MaxPool" or (op == "Conv" and auto in ("NOTSET", ""))) and rng.random() < 0.3:
         attributes["dilations"] = rng.integers(1, 3, 2).tolist()
-    if op != "Conv" and rng.random() < 0.3 and auto == "NOTSET":
+    if op != "Conv" and rng.random() < 0.3 and auto in ("NOTSET", ""):
         attributes["ceil_mode"] = 1
     inputs = [source, f"w{kernel[0]}{kernel[1]}"] if op == "Conv" else [source]
     return helper.make_node(op, inputs, [f"v{n}"], **attributes)

@@ -447,6 +447,9 @@ def test_a_shared_function_is_no_part_of_its_callers(tmp_path, monkeypatch: pyte
         assert len(list(tmp_path.rglob("*_times_three*.o"))) == 1
         assert b"_times_three" in first.machine_code()
         name = first.name
+        with monkeypatch.context() as patch:
+            patch.setattr(_times_three, "shared", None)
+            assert exported(INT, INT)(made).name != name
         monkeypatch.setattr(_times_three, "function", lambda place, x: store_i64(place, 0, 4 * x))
         assert exported(INT, INT)(made).name != name
     finally:

@@ -60,7 +60,7 @@ def test_random_problems(axes: int, dtype: str, tolerance: float) -> None:
     check_each(calls, run, check)
 
 
-# batch, groups, channels and outputs of a group, lengths, kernel, strides, pads
+# batch, groups, channels and outputs of a group, lengths, kernel, strides, pads; those behind, where they are others
 LARGE = [
     (2, 1, 1100, 70, (9, 11), (1, 1), (1, 1), (0, 0)),  # more steps than one sum has
     (2, 1, 70, 1100, (7, 7), (1, 1), (1, 1), (0, 0)),  # cells of an odd number, images together
@@ -70,20 +70,25 @@ LARGE = [
     (1, 1, 40, 32, (12, 20, 19), (3, 3, 3), (1, 1, 1), (0, 1, 1)),
     (1, 1, 32, 64, (5000,), (7,), (1,), (3,)),  # bands along x
     (0, 1, 32, 64, (50,), (3,), (1,), (1,)),
+    (1, 1, 64, 64, (5, 24, 24), (3, 1, 1), (2, 1, 1), (1, 0, 0)),  # whole planes, of which the last is padding
+    (2, 1, 64, 64, (9, 1000), (1, 1), (2, 1), (0, 0), (3, 0)),  # whole rows, of which the last are padding
+    (2, 1, 64, 64, (9, 300), (1, 1), (1, 1), (0, 0), (2, 0)),
 ]
 
 
 def run_large(rng: np.random.Generator, case: tuple[Any, ...], last: bool, threads: int = 2) -> Any:
     """(operator, attributes, inputs, answer) of the forward and of both gradients."""
-    batch, groups, channels, outs, lengths, kernel, strides, pads = case
+    batch, groups, channels, outs, lengths, kernel, strides, pads, *behind = case
+    ends = behind[0] if behind else pads
     x = rng.standard_normal((batch, groups * channels, *lengths), np.float32)
     w = rng.standard_normal((groups * outs, channels, *kernel), np.float32)
-    cells = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(lengths, pads, kernel, strides, strict=True)]
+    along = zip(lengths, pads, ends, kernel, strides, strict=True)
+    cells = [(n + begin + end - k) // s + 1 for n, begin, end, k, s in along]
     dy = rng.standard_normal((batch, groups * outs, *cells), np.float32)
     if last:
         x, dy = (np.ascontiguousarray(np.moveaxis(tensor, 1, -1)) for tensor in (x, dy))
     attributes = {
-        "strides": list(strides), "pads_begin": list(pads), "pads_end": list(pads), "dilations": [1] * len(kernel),
+        "strides": list(strides), "pads_begin": list(pads), "pads_end": list(ends), "dilations": [1] * len(kernel),
         "groups": groups, "data_format": "NXC" if last else "NCX", "weights_format": "OIX",
     }  # fmt: skip
     bias = rng.standard_normal(groups * outs, np.float32)
