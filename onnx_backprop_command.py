@@ -48,13 +48,13 @@ def parser_of(kind: type[argparse.ArgumentParser] = argparse.ArgumentParser) -> 
         epilog=_FIRST_STEPS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {number}")
+    parser.add_argument("-V", "--version", action="version", version=f"{PROGRAM} {number}")
     return parser, parser.add_subparsers(required=True, metavar="COMMAND")
 
 
 def _answer_without_imports() -> None:
     """End the process where nothing but the help of the command, or its version, is asked for."""
-    if sys.argv[1:2] not in (["-h"], ["--help"], ["--version"]) or (spec := find_spec("onnx_backprop")) is None:
+    if sys.argv[1:2] not in (["-h"], ["--help"], ["-V"], ["--version"]) or (spec := find_spec("onnx_backprop")) is None:
         return
     parser, commands = parser_of()
     folders = [os.path.join(folder, "command", "commands") for folder in spec.submodule_search_locations or ()]
