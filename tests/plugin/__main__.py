@@ -26,6 +26,7 @@ import numpy as np
 import onnxruntime
 
 import onnx_backprop as ob
+from onnx_backprop.ort_ops.compiler import machine
 from onnx_backprop.ort_ops.compiler.machine import TRIPLE_VARIABLE
 from onnx_backprop.ort_ops.plugin import targets
 from tests.plugin import languages
@@ -60,6 +61,8 @@ def main() -> int:
     stock = {name: environment(folder / f"onnxruntime-{name}", name) for name in (version, OLD)}
     programs = {targets.here(): [str(languages.built(SOURCE, folder))], **_windows(folder, version)}
     aarch64 = _aarch64(folder, version)
+    # a library has no registers of matrices; the Trainer whose losses it is to have does without them here
+    machine.FEATURES = machine.FEATURES.replace("+amx-tile", "-amx-tile")
     wrong: list[str] = []
     for name in given.only:
         network = NETWORKS[name]
@@ -186,7 +189,7 @@ def _turns(folder: Path, python: Path, rounds: int) -> tuple[float, float]:
         return found
 
     first = [answer(worker) for worker in workers]
-    np.testing.assert_allclose(*first, rtol=1e-6)
+    np.testing.assert_allclose(*first, rtol=1e-4)  # the Trainer may sum in registers of matrices
     for _ in range(rounds):
         for worker, found in zip(workers, times, strict=True):
             assert worker.stdin
