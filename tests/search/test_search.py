@@ -35,7 +35,7 @@ def _model() -> tuple[ModelProto, Feeds]:
     return parser.parse_model(text), {"x": np.array([[0.5, -0.25], [1, 2]])}
 
 
-def test_a_wrong_rule_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_rule_is_reported_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule of one operator among five: by differences, and no other operator stays."""
     break_rule(monkeypatch, "Tanh", scaled(1.5))
     model, feeds = _model()
@@ -49,7 +49,7 @@ def test_a_wrong_rule_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> No
     assert shows(small, fed)
 
 
-def test_an_answer_in_the_words_of_others_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_exception_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> list[None]:
         raise KeyError("x")
 

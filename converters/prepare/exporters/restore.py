@@ -184,9 +184,9 @@ class _Restorer:
         if node.op_type == "InstanceNormalization" and "group_norm" in operation_of(node):
             return None  # it has a 1 and a 0 for each group; the module's scale and bias, for each channel, come after
         name, arguments = self.origins[tensor].name, arguments_of(node)
-        made = self._made(node, index, arguments) if uniform else ""
-        if made and not is_rearranged(made):
-            return None if is_filled(made) else ""
+        operand = self._computed_operand(node, index, arguments) if uniform else ""
+        if operand and not is_rearranged(operand):
+            return None if is_filled(operand) else ""
         if uniform and self._is_another(node, index, arguments):
             inside = [other for other in self.missing if owner(other) == module_of(node)]
             return inside[0] if len(inside) == 1 else name
@@ -212,7 +212,7 @@ class _Restorer:
             return False
         return arguments[index] != node.input[index] and arguments[index] not in self.targets
 
-    def _made(self, node: NodeProto, index: int, arguments: Sequence[str]) -> str:
+    def _computed_operand(self, node: NodeProto, index: int, arguments: Sequence[str]) -> str:
         """What the operation of torch reads at an input, if it is no tensor of the module and nothing the file has."""
         values = [name for name in node.input if name]
         if len(arguments) != len(values) or any(
@@ -222,8 +222,8 @@ class _Restorer:
             for place, (argument, value) in enumerate(zip(arguments, values, strict=True))
         ):
             return ""
-        made = arguments[index] if index < len(arguments) else ""
-        return "" if made in self.targets or made in self.producers or made == values[index] else made
+        operand = arguments[index] if index < len(arguments) else ""
+        return "" if operand in self.targets or operand in self.producers or operand == values[index] else operand
 
     def _sibling(self, node: NodeProto, index: int) -> str:
         """The name of the bias beside the weight that a product reads."""

@@ -80,7 +80,7 @@ def _pool_rewritten(graph: GraphProto, node: NodeProto, scope: Scope) -> bool:
         return False
     if attributes.get("auto_pad") in _SAME:
         return _explicit_pool(graph, node, lengths, (kernel, strides), gaps=max(dilations) > 1)
-    found = beyond = False
+    changed = beyond = False
     for n, (length, stride) in enumerate(zip(lengths, strides, strict=True)):
         if not isinstance(length, int) or stride < 1:
             beyond = True
@@ -88,17 +88,17 @@ def _pool_rewritten(graph: GraphProto, node: NodeProto, scope: Scope) -> bool:
         covered = extent(kernel[n], dilations[n])
         steps, rest = divmod(length + pads[n] + pads[n + count] - covered, stride)
         if rest and (steps + 1) * stride >= length + pads[n]:
-            pads[n + count], found = steps * stride + covered - length - pads[n], True
+            pads[n + count], changed = steps * stride + covered - length - pads[n], True
         else:
             beyond |= rest > 0
-    if found and min(pads) < 0 and beyond:
+    if changed and min(pads) < 0 and beyond:
         _hide_input(graph, node)
-    elif found:
+    elif changed:
         replaced = "ceil_mode" if min(pads) < 0 else "pads"
         assign(node.attribute, [a for a in node.attribute if a.name != replaced])
         if replaced == "pads":
             node.attribute.append(helper.make_attribute("pads", pads))
-    return found
+    return changed
 
 
 def _explicit_pool(

@@ -76,7 +76,7 @@ def _behind_windows(
     if {len(kernel), len(strides), len(dilations), len(pads) // 2} != {count} or len(output) != count + 2:
         return []
     result: list[Dim] = [None, None]
-    for n, (length, made, k, stride) in enumerate(zip(spatial, output[2:], kernel, strides, strict=True)):
+    for n, (length, after, k, stride) in enumerate(zip(spatial, output[2:], kernel, strides, strict=True)):
         same = auto.startswith(b"SAME")  # L / stride, rounded up
         offset = (
             None
@@ -90,5 +90,5 @@ def _behind_windows(
         elif stride == 1 and (same or offset == -1):
             result.append(length)
         else:
-            result.append(behind.setdefault((length, offset, stride), made))
+            result.append(behind.setdefault((length, offset, stride), after))
     return result

@@ -453,7 +453,7 @@ def test_a_quantised_network(batch: str) -> None:
     assert made[next(node for node in mapped.graph.node if node.op_type == "Conv").input[0]] == "DequantizeLinear"
 
 
-def test_gradients_of_rows_that_have_their_own_scale() -> None:
+def test_gradients_where_the_scale_differs_between_rows() -> None:
     model = model_of(
         "(float[2, 4] x) => (float[2, 4] y) { q, s, z = DynamicQuantizeLinear(x) d = DequantizeLinear(q, s, z) y = Mul(d, d) }"
     )
@@ -464,7 +464,7 @@ def test_gradients_of_rows_that_have_their_own_scale() -> None:
 
 
 @pytest.mark.parametrize("kernels", ["onnx", "native"])
-def test_gradients_of_our_own_operators(kernels: str) -> None:
+def test_gradients_of_operators_of_this_domain(kernels: str) -> None:
     text = (
         "(float[1, 2, 8, 8] x) => (float[1, 3] y) { a = Conv<pads = [1, 1, 1, 1]>(x, k, b) r = Relu(a) "
         "p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(r) q = AveragePool<kernel_shape = [2, 2]>(p) f = Flatten(q) "

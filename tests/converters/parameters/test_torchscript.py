@@ -136,7 +136,7 @@ def test_a_convolution_that_torch_has_merged_and_whose_bias_is_gone() -> None:
         assert ("'conv1.weight' (by its name, a product has been merged" in said) is merged
 
 
-def test_a_bias_of_what_is_merged_that_is_a_copy_of_another() -> None:
+def test_a_folded_bias_that_copies_another_is_called_merged() -> None:
     """TorchScript keeps one tensor of zeros, and hands it on under the name of what it has computed."""
     file = convolution("n.weight", "n.bias")
     file.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.zeros(4, np.float32), "n.bias"))

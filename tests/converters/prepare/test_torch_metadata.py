@@ -110,7 +110,7 @@ def test_an_embedding_and_a_head_whose_first_row_is_zeros() -> None:
         ("LayerNormalization", "bias bias", "bias", "weight"),
     ],
 )
-def test_merged_tensors_of_a_normalization_are_told_by_their_places(op_type, inputs, stored, added):
+def test_merged_tensors_of_a_normalization_are_named_by_their_positions(op_type, inputs, stored, added):
     """Of a file whose nodes say their module and not their arguments."""
     names = {"mean": "running_mean", "var": "running_var"}
     read = [f"norm.{names.get(name, name)}" for name in inputs.split()]

@@ -234,7 +234,7 @@ def test_lengths_that_are_missing_are_named() -> None:
         ob.training_graph(unet_resize.build(), loss="bce_with_logits", memory="50%", lengths={"N": 2})
 
 
-def test_a_view_that_takes_its_lengths_of_its_own_value_is_no_circle() -> None:
+def test_a_reshape_to_lengths_computed_from_its_input_ends() -> None:
     """Found by `make search`: to compute the lengths again takes the value, which takes them, for ever."""
     model = parser.parse_model(
         """<ir_version: 10, opset_import: ["": 18]> g (float[2, 3] x, int64[1] rest) => (float loss)
