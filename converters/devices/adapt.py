@@ -9,7 +9,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TensorShapeProto, helper, numpy_helper
 from onnx_ir.passes.common import InlinePass
 
-from onnx_backprop.converters.devices.bounds import REFUSES, within_bounds
+from onnx_backprop.converters.devices.bounds import ML, REFUSES, within_bounds
 from onnx_backprop.converters.devices.expand import FORMS, Known
 from onnx_backprop.converters.devices.limits import HOST, Limits
 from onnx_backprop.converters.devices.narrow import to_float32
@@ -59,7 +59,7 @@ def adapted(
     What is done otherwise:
     - arithmetic in float64, where there is none, is done in float32, see `to_float32`;
     - operators without a kernel are written in others, see `expand.FORMS`, from opset 18 on;
-    - what is left of them, as a MaxPool whose Indices are read, is annotated for the CPU;
+    - what is left of them, as a MaxPool whose Indices are read, is annotated for the CPU, where that is possible;
     - indices that are data are looked up on the CPU, which refuses those outside of what they index;
     - attributes of Conv and ConvTranspose that are left to their defaults are written down.
     """
@@ -87,14 +87,14 @@ def adapted(
         result = folded_lengths(result)
         _drop_unread(result.graph)
     _write_attributes(result)
-    if checks := _look_up(result):
+    if checks := _look_up(result, limits):
         result = infer(result)
     if expands:
         _expand(result, limits.lacks, "")
     _name_nodes(result)
     looked_up = {node.name: REFUSES for node in all_nodes(result) if not checks.isdisjoint(node.output)}
     reasons = {**looked_up, **dict(_left(result, limits)), **(host or {})}
-    for node in all_nodes(result):
+    for node in all_nodes(result) if limits.annotations else ():
         if node.name in reasons:
             node.metadata_props.add(key=_ANNOTATION, value=HOST)
     return Adapted(weights.put_back(infer(result)), reasons)
@@ -141,13 +141,15 @@ def _known(model: ModelProto, graph: GraphProto) -> Known:
     return Known(lengths, shapes, types, constants)
 
 
-def _look_up(model: ModelProto) -> set[str]:
+def _look_up(model: ModelProto, limits: Limits) -> set[str]:
     taken, checks = used_names(model.graph), set[str]()
     inputs = {value.name for value in model.graph.input}
     constants = {t.name for graph in all_graphs(model) for t in graph.initializer} - inputs
     constants |= {node.output[0] for node in all_nodes(model) if node.op_type == "Constant"}
     for graph in all_graphs(model):
-        checks |= within_bounds(graph, _known(model, graph), constants, taken)
+        checks |= within_bounds(graph, _known(model, graph), constants, taken, annotations=limits.annotations)
+    if checks and not limits.annotations and all(opset.domain != ML for opset in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(ML, 1))
     return checks
 
 

@@ -13,22 +13,37 @@ from onnx_backprop.opset.graphs.types import Dim
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 
 REFUSES = "it refuses indices that lie outside"
+ML = "ai.onnx.ml"
+Within = Callable[[Emitter, str, int], str]  # 0 … length - 1 at the indices: themselves, those below 0 from the end
 
 
-def _within(op: Emitter, indices: str, length: int) -> str:
-    """0 … length - 1 at the indices: themselves, those below 0 counted from the end."""
+def _by_gather(op: Emitter, indices: str, length: int) -> str:
     return op.Gather(op.constant(np.arange(length)), indices)
 
 
-def _along_axis(op: Emitter, node: NodeProto, known: Known) -> str | None:
+def _by_extractor(op: Emitter, indices: str, length: int) -> str:
+    """By an operator that only the CPU has, where no annotation says that a Gather is for it.
+
+    It takes a list of one index at least, and none below 0.
+    """
+    zero = op.constant([0], np.int64)
+    wide = op.Reshape(op.Cast(indices, to=TensorProto.INT64), op.constant([-1], np.int64))
+    counted = op.Where(op.Less(wide, zero), op.Add(wide, op.constant([length], np.int64)), wide)
+    places = op.constant(np.arange(length, dtype=np.int64))
+    taken = op.ArrayFeatureExtractor(places, op.Concat(counted, zero, axis=0), domain=ML)
+    last = op.constant([-1], np.int64)
+    return op.Reshape(op.Slice(op.Reshape(taken, last), zero, last), op.Shape(indices), allowzero=1)
+
+
+def _along_axis(op: Emitter, node: NodeProto, known: Known, within: Within) -> str | None:
     dims = known.lengths.get(node.input[0])
     if not dims:
         return None
     length = dims[attributes_of(node).get("axis", 0) % len(dims)]
-    return _within(op, node.input[1], length) if _counts(length) else None
+    return within(op, node.input[1], length) if _counts(length) else None
 
 
-def _tuples(op: Emitter, node: NodeProto, known: Known) -> str | None:
+def _tuples(op: Emitter, node: NodeProto, known: Known, within: Within) -> str | None:
     """The last axis of the indices counts axes of the data, behind those of the batch."""
     data, indices = (known.lengths.get(name, ()) for name in node.input[:2])
     count, first = indices[-1] if indices else None, attributes_of(node).get("batch_dims", 0)
@@ -39,11 +54,11 @@ def _tuples(op: Emitter, node: NodeProto, known: Known) -> str | None:
     def column(n: int) -> str:
         return op.Slice(node.input[1], *(op.constant([k], np.int64) for k in (n, n + 1, -1)))
 
-    columns = [_within(op, column(n), length) for n, length in enumerate(lengths)]
+    columns = [within(op, column(n), length) for n, length in enumerate(lengths)]
     return columns[0] if len(columns) == 1 else op.Concat(*columns, axis=-1)
 
 
-def _labels(op: Emitter, node: NodeProto, known: Known) -> str | None:
+def _labels(op: Emitter, node: NodeProto, known: Known, within: Within) -> str | None:
     """Classes, of which none lies below 0, but for the label that counts nowhere."""
     dims = known.lengths.get(node.input[0], ())
     if len(dims) < 2 or not _counts(classes := dims[1]):
@@ -56,7 +71,7 @@ def _labels(op: Emitter, node: NodeProto, known: Known) -> str | None:
     if ignored is not None:
         nowhere = op.Equal(labels, op.constant(ignored, np.int64))
         own = op.Where(nowhere, op.constant(0, np.int64), labels)
-    place = _within(op, op.Where(op.Less(own, op.constant(0, np.int64)), beyond, own), classes)
+    place = within(op, op.Where(op.Less(own, op.constant(0, np.int64)), beyond, own), classes)
     return op.Where(nowhere, labels, place) if nowhere else place
 
 
@@ -64,7 +79,7 @@ def _counts(length: Dim) -> TypeGuard[int]:
     return isinstance(length, int) and length > 0
 
 
-_CHECKS: dict[str, Callable[[Emitter, NodeProto, Known], str | None]] = {
+_CHECKS: dict[str, Callable[[Emitter, NodeProto, Known, Within], str | None]] = {
     "Gather": _along_axis,
     "GatherElements": _along_axis,
     "ScatterElements": _along_axis,
@@ -75,20 +90,25 @@ _CHECKS: dict[str, Callable[[Emitter, NodeProto, Known], str | None]] = {
 }
 
 
-def within_bounds(graph: GraphProto, known: Known, constants: Container[str], taken: set[str]) -> set[str]:
+def within_bounds(
+    graph: GraphProto, known: Known, constants: Container[str], taken: set[str], *, annotations: bool = True
+) -> set[str]:
     """Look indices up where they are data and lengths are known, in place; the outputs of the nodes that are to do it.
 
-    Those are for the CPU. The gradient of Gather, which adds up at the indices of that, is taken for granted.
+    Those are for the CPU, by an annotation or since nothing else has them. The gradient of Gather, which adds up at the
+    indices of that, is taken for granted.
     """
+    within = _by_gather if annotations else _by_extractor
     nodes, checks = list[NodeProto](), set[str]()
     for node in graph.node:
         check = _CHECKS.get(node.op_type) if is_standard(node) else None
         adds = attributes_of(node).get("reduction") == b"add"
         if check and not adds and node.input[1] not in constants:
             op = Emitter(node.name or node.output[0], taken)
-            if indices := check(op, node, known):
+            if indices := check(op, node, known, within):
                 nodes += op.nodes
-                checks.update(made.output[0] for made in op.nodes if made.op_type == "Gather")
+                looks_up = ("Gather", "ArrayFeatureExtractor")
+                checks.update(added.output[0] for added in op.nodes if added.op_type in looks_up)
                 node.input[1] = indices
         nodes.append(node)
     assign(graph.node, nodes)

@@ -14,6 +14,7 @@ class Limits:
     nan: whether what is no number stays so, in a maximum above all.
     lacks: operators without a kernel that `expand.FORMS` has others for; of BatchNormalization the training mode,
         of MaxPool the Indices, of Resize antialias and of Split many parts are meant.
+    annotations: whether nodes can be sent to the host by an annotation.
     """
 
     fixed_lengths: bool = False
@@ -21,6 +22,7 @@ class Limits:
     float16: bool = True
     nan: bool = True
     lacks: frozenset[str] = frozenset()
+    annotations: bool = True
 
 
 NO_LIMITS = Limits()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,9 @@ from onnx_backprop.ort_ops import Named, SessionOptions
 from onnx_backprop.providers.table import PROVIDERS, Provider
 
 CPU = PROVIDERS["cpu"]
+_OF_CUDA = ("CUDAExecutionProvider", "TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider")
 _registration = threading.Lock()
-_HALF = '<ir_version: 8, opset_import: ["": 18]> half (float16[2, 2] x) => (float16[2, 2] y) { y = MatMul (x, x) }'
+_PRODUCT = '<ir_version: 8, opset_import: ["": 18]> product (TYPE[2, 2] x) => (TYPE[2, 2] y) { y = MatMul (x, x) }'
 
 
 @dataclass(frozen=True)
@@ -97,15 +100,43 @@ def _has_half(target: Target) -> bool:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    model = parser.parse_model(_HALF).SerializeToString()
     try:
         providers: Any = target.append_to(options)
         with target.lock:
-            session = onnxruntime.InferenceSession(model, options, providers=providers)
+            session = onnxruntime.InferenceSession(_product("float16"), options, providers=providers)
             session.run(None, {"x": np.eye(2, dtype=np.float16)})
     except Exception:  # noqa: BLE001 - whatever it says, it has none
         return False
     return True
+
+
+def _product(kind: str) -> bytes:
+    return parser.parse_model(_PRODUCT.replace("TYPE", kind)).SerializeToString()
+
+
+@cache
+def unusable(ep: str) -> str:
+    """Why no session of this process runs on a provider that is built in; "" where one does.
+
+    onnxruntime lists what it was built with. That a library of CUDA, a driver or a GPU is missing turns up when a
+    session asks for it, which then runs on the CPU; and onnxruntime's list of kernels ends the process.
+    """
+    if ep == CPU.ep:
+        return ""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    said = StringIO()
+    try:
+        with redirect_stdout(said):  # where onnxruntime prints what it misses, and that it goes on on the CPU
+            if ep in _OF_CUDA:
+                onnxruntime.preload_dlls()
+            session = onnxruntime.InferenceSession(_product("float"), options, providers=[ep])
+    except Exception as e:  # noqa: BLE001 - whatever it says, none runs there
+        return str(e)
+    if ep in session.get_providers():
+        return ""
+    missing = re.search(r"^Failed to load \S+: (.*)", said.getvalue(), re.MULTILINE)
+    return missing[1] if missing else said.getvalue().strip() or "it does not load"
 
 
 def devices() -> list[Device]:
@@ -123,7 +154,7 @@ def devices() -> list[Device]:
             hardware = " ".join(filter(None, (plugin.device.vendor, str(plugin.device.type).rpartition(".")[2])))
             version = plugin.ep_metadata.get("version", "")
             result.append(Device(_numbered(provider, n), provider.ep, hardware, version))
-        if not plugins and provider.ep in onnxruntime.get_available_providers():
+        if not plugins and provider.ep in onnxruntime.get_available_providers() and not unusable(provider.ep):
             result.append(Device(provider.name, provider.ep, version=onnxruntime.__version__))
     return result
 
@@ -170,6 +201,8 @@ def _of_providers(providers: Sequence[Named]) -> Target | None:
     if provider is None:
         if ep not in onnxruntime.get_available_providers():
             raise KernelError(f"{ep!r} is not there. {_there()}", "providers")
+        if reason := unusable(ep):
+            raise KernelError(f"{ep!r} is in this onnxruntime and cannot be used: {reason}. {_there()}", "providers")
         return Target(Provider(ep, ep, ""), options=options, others=others)
     return _target(provider, 0, options, others)
 
@@ -179,11 +212,16 @@ def _target(provider: Provider, index: int, options: Mapping[str, Any], others: 
     plugins = _plugins(provider)
     if index < len(plugins):
         return Target(provider, plugins[index], options, index, others)
-    if not plugins and provider.ep in onnxruntime.get_available_providers():
+    built_in = not plugins and provider.ep in onnxruntime.get_available_providers()
+    reason = unusable(provider.ep) if built_in else ""
+    if built_in and not reason:
         if index:
             options.setdefault("device_id", index)
         return Target(provider, None, options, index, others)
-    if plugins:
+    if built_in:
+        needs = f". It needs {provider.needs}" if provider.needs else ""
+        reason = f"{provider.ep} is in this onnxruntime and cannot be used: {reason}{needs}"
+    elif plugins:
         reason = f"there is no more than {len(plugins)} of them"
     elif provider.package and find_spec(provider.package):
         reason = f"{provider.package} is installed and finds no device that it can use"

@@ -84,7 +84,7 @@ class Memory:
                 onnxruntime.copy_tensors([value], [result])
             except Exception as e:  # noqa: BLE001 - a provider that is built in copies in its own way
                 try:
-                    return OrtValue.ortvalue_from_numpy(value.numpy())
+                    result.update_inplace(value.numpy())  # not a tensor in the array's memory, which goes with it
                 except Exception:  # noqa: BLE001 - as one of a plugin does not
                     raise lost(str(e)) from e
         return result

@@ -114,7 +114,8 @@ class Placed:
         self.loses_nan = not target.limits.nan and all(node.op_type != "IsNaN" for node in all_nodes(model.graph))
         if holds_half(model) and not target.has_half:
             self._limits = replace(target.limits, float16=False)
-        for key, value in _ENTRIES.items():
+        entries = _ENTRIES if self._limits.annotations else {RECORDED: "1"}
+        for key, value in entries.items():
             if _entry(options, key) != value:
                 options.add_session_config_entry(key, value)
 
@@ -175,7 +176,7 @@ class Placed:
     def _move(self, error: str) -> bool:
         """Whether an error is about a node on the device, which is to run on the CPU from now on."""
         failed = _FAILED.search(error)
-        if failed is None or len(self._moved) == _MOVED:
+        if failed is None or len(self._moved) == _MOVED or not self._limits.annotations:
             return False
         name, reason = re.sub(r"_token_\d+$", "", failed[2]), failed[3].strip().rstrip(".")
         there = self.placement is not None and all(node.name != name for node in self.placement.elsewhere)

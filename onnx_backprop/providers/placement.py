@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, defs
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
 from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_nodes
-from onnx_backprop.providers.choose import CPU, Target
+from onnx_backprop.providers.choose import CPU, Target, unusable
 
 RECORDED = "session.record_ep_graph_assignment_info"  # which makes a session keep the account
 _SHOWN = 4  # nodes that the sentence names
@@ -115,6 +115,9 @@ def _reason(node: NodeProto, target: Target, types: Mapping[str, int]) -> str:
 def _kernels(target: Target) -> dict[tuple[str, str], dict[str, set[str]]]:
     """The types that a provider's kernels of each operator take and give, by the names that its schema has for them."""
     try:
+        plugins = {device.ep_name for device in onnxruntime.get_ep_devices()}
+        if target.plugin is None and any(unusable(ep) for ep in {*onnxruntime.get_available_providers()} - plugins):
+            return {}  # onnxruntime asks all that it was built with, and ends the process on one that does not load
         if target.plugin is None:
             known: Any = [k for k in state.get_all_opkernel_def() if k.provider == target.provider.ep]
         else:

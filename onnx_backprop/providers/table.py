@@ -16,7 +16,8 @@ from onnx_backprop.converters.devices.limits import NO_LIMITS, Limits
 class Provider:
     """A provider of onnxruntime.
 
-    name: what `device=` takes. ep: what onnxruntime calls it. install: the line that brings it, and `how`.
+    name: what `device=` takes. ep: what onnxruntime calls it. install: the line that brings it, and `how`. needs: what
+    else is to be there.
     package: the module of its plugin library, and the function there that gives its path; "" where it is built in.
     memory: what onnxruntime calls its memory where it is built in; "" where tensors lie in the CPU's. A plugin says it.
     limits: what its graph must avoid. Which operators and types it has kernels for onnxruntime itself knows.
@@ -34,6 +35,7 @@ class Provider:
     options: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     lock: AbstractContextManager[Any] = field(default_factory=nullcontext)
     how: str = ""
+    needs: str = ""
     about: str = ""
 
 
@@ -49,6 +51,9 @@ WEBGPU = Limits(
         | {"Split", "Sum"}
     ),
 )
+# onnxruntime's wheels have no training mode of BatchNormalization on CUDA; MaxPool and ReduceMax lose NaN there. A node
+# that is annotated for the CPU ends the process (1.31). With fixed lengths arithmetic on shapes needs no GPU.
+CUDA = Limits(fixed_lengths=True, nan=False, lacks=frozenset({"BatchNormalization"}), annotations=False)
 # Compilers of whole graphs, which want lengths; what they lack falls back node by node.
 COMPILED = Limits(fixed_lengths=True)
 
@@ -70,7 +75,10 @@ PROVIDERS: dict[str, Provider] = {
             "CUDAExecutionProvider",
             "pip install onnxruntime-gpu",
             how="in the place of onnxruntime",
+            needs="a GPU of NVIDIA with its driver, CUDA and cuDNN: `pip install 'onnxruntime-gpu[cuda,cudnn]'`",
             memory="cuda",
+            limits=CUDA,
+            options=MappingProxyType({"use_tf32": "0"}),  # or else products are rounded to 10 bits
             about="GPUs of NVIDIA on Linux and Windows",
         ),
         Provider(

@@ -30,8 +30,16 @@ def webgpu() -> str:
     return "webgpu"
 
 
-@pytest.fixture(params=["limited", "webgpu"])
+@pytest.fixture(scope="session")
+def cuda() -> str:
+    """A GPU of NVIDIA."""
+    if not any(device.name == "cuda" for device in ob.devices()):
+        pytest.skip("there is no GPU of NVIDIA, or no onnxruntime-gpu")
+    return "cuda"
+
+
+@pytest.fixture(params=["limited", "webgpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
-    """Both, one after the other."""
+    """All of them, one after the other."""
     request.getfixturevalue(request.param)
-    return "webgpu"
+    return "cuda" if request.param == "cuda" else "webgpu"

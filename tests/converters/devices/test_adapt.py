@@ -18,7 +18,7 @@ from onnx_backprop.converters.devices.expand import FORMS
 from onnx_backprop.converters.devices.limits import HOST, NO_LIMITS, Limits
 from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.opset.graphs.walk import all_nodes
-from onnx_backprop.providers.table import WEBGPU
+from onnx_backprop.providers.table import CUDA, WEBGPU
 from tests.onnx_backprop.web.javascript import CASES
 from tests.support.training_models import classifier, data
 
@@ -129,8 +129,9 @@ INDEXED = {  # what indexes x (4, 5), indices within, and one that is not; z, c:
 }
 
 
+@pytest.mark.parametrize("limits", [WEBGPU, CUDA], ids=["annotated", "operator of the CPU alone"])
 @pytest.mark.parametrize("name", INDEXED)
-def test_indices_outside_are_refused_by_the_cpu(name: str, rng: np.random.Generator) -> None:
+def test_indices_outside_are_refused_by_the_cpu(name: str, limits: Limits, rng: np.random.Generator) -> None:
     """By the node in front of the one that a device runs, which gives the same for those within."""
     text, within, outside = INDEXED[name]
     model = model_of(
@@ -138,8 +139,10 @@ def test_indices_outside_are_refused_by_the_cpu(name: str, rng: np.random.Genera
         f"x_rows = Gather (x, two) {text} }}",
         two=np.array([0, 1]),
     )
-    made = adapted(model, WEBGPU)
+    made = adapted(model, limits)
+    onnx.checker.check_model(made.model, full_check=True)
     checks = [node for node in made.model.graph.node if node.name in made.host]
+    assert any(node.metadata_props for node in checks) == limits.annotations
     assert {*made.host.values()} == {REFUSES}
     assert len(checks) == 1 + (name == "GatherND"), "one for each axis; the indices of x_rows are constant"
     x = rng.standard_normal((4, 5)).astype(np.float32)
@@ -149,6 +152,16 @@ def test_indices_outside_are_refused_by_the_cpu(name: str, rng: np.random.Genera
     feeds["i"].flat[-1] = outside
     with pytest.raises(Exception, match=f"Name:'({'|'.join(map(re.escape, made.host))})'"):
         outputs(made.model, feeds)
+
+
+@pytest.mark.parametrize("limits", [WEBGPU, CUDA])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (2, 0)])
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+def test_indices_of_any_shape_are_looked_up(kind: str, shape: tuple[int, ...], limits: Limits) -> None:
+    model = model_of(f"g (float[4, 5] x, {kind}{list(shape) or ''} i) => (y) {{ y = Gather (x, i) }}")
+    feeds = {"x": np.arange(20, dtype=np.float32).reshape(4, 5), "i": np.full(shape, -1, kind)}
+    for found, expected in zip(outputs(adapted(model, limits).model, feeds), outputs(model, feeds), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_what_has_no_form_goes_to_the_host(rng: np.random.Generator) -> None:

@@ -12,6 +12,7 @@ from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.providers import choose
+from onnx_backprop.providers.memory import Memory
 from onnx_backprop.providers.table import PROVIDERS
 from tests.support.training_models import training
 
@@ -60,16 +61,18 @@ def test_providers_that_are_built_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime, "get_ep_devices", list)
     there = ["CUDAExecutionProvider", "CoreMLExecutionProvider", "OtherExecutionProvider", "CPUExecutionProvider"]
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: there)
+    monkeypatch.setattr(choose, "unusable", lambda _: "")
     assert [device.name for device in ob.devices()] == ["cpu", "cuda", "coreml"]
     options = onnxruntime.SessionOptions()
+    exact = {"use_tf32": "0"}
     for device, providers, expected in (
-        ("cuda", None, [("CUDAExecutionProvider", {})]),
-        ("cuda:1", None, [("CUDAExecutionProvider", {"device_id": 1})]),
+        ("cuda", None, [("CUDAExecutionProvider", exact)]),
+        ("cuda:1", None, [("CUDAExecutionProvider", exact | {"device_id": 1})]),
         ("CoreML", None, [("CoreMLExecutionProvider", {"ModelFormat": "MLProgram"})]),
         (
             None,
-            [("CUDAExecutionProvider", {"device_id": 2}), "OtherExecutionProvider", "CPUExecutionProvider"],
-            [("CUDAExecutionProvider", {"device_id": 2}), "OtherExecutionProvider"],
+            [("CUDAExecutionProvider", {"use_tf32": "1"}), "OtherExecutionProvider", "CPUExecutionProvider"],
+            [("CUDAExecutionProvider", {"use_tf32": "1"}), "OtherExecutionProvider"],
         ),
         (None, ["OtherExecutionProvider"], [("OtherExecutionProvider", {})]),
     ):
@@ -79,6 +82,45 @@ def test_providers_that_are_built_in(monkeypatch: pytest.MonkeyPatch) -> None:
         assert target.memory is None
     with pytest.raises(ob.KernelError, match=r"'NoExecutionProvider' is not there\. There are cpu, cuda, coreml"):
         choose.chosen(None, ["NoExecutionProvider"])
+
+
+def test_a_provider_that_is_built_in_and_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA on a machine without its libraries: onnxruntime lists it, and would run on the CPU."""
+    assert not choose.unusable("CPUExecutionProvider")
+    opened = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "get_ep_devices", list)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *_, **__: opened)
+    monkeypatch.setattr(
+        onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    )
+    monkeypatch.setattr(
+        onnxruntime, "preload_dlls", lambda: print("Failed to load libcublas.so.13: libcublas.so.13: no such file")
+    )
+    choose.unusable.cache_clear()
+    try:
+        assert [device.name for device in ob.devices()] == ["cpu"]
+        said = r"cannot be used: libcublas\.so\.13: no such file\. It needs a GPU of NVIDIA.*There is cpu"
+        for where in ({"device": "cuda"}, {"providers": ["CUDAExecutionProvider"]}):
+            with pytest.raises(ob.KernelError, match=said):
+                ob.session(product(), **where)  # type: ignore[arg-type]
+    finally:
+        choose.unusable.cache_clear()
+
+
+def test_what_a_provider_copies_in_its_own_way_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tensor of CUDA onnxruntime gives an array; what is kept of it does not lie in the array's memory."""
+    array = np.arange(1000, dtype=np.float32)
+    there = SimpleNamespace(
+        device_name=lambda: "cuda", shape=lambda: [1000], element_type=lambda: 1, numpy=lambda: array
+    )
+
+    def no_copy(*_: Any) -> None:
+        raise RuntimeError("Data transfer implementation between source and destination device was not found.")
+
+    monkeypatch.setattr(onnxruntime, "copy_tensors", no_copy)
+    fetched = Memory(choose.Target(PROVIDERS["cuda"])).fetched(there)  # type: ignore[arg-type]
+    array[:] = 7
+    np.testing.assert_array_equal(fetched.numpy(), np.arange(1000))
 
 
 def test_several_devices_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:

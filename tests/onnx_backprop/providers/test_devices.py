@@ -38,7 +38,9 @@ def test_a_training_on_a_device_is_that_of_the_cpu(device: str, tmp_path: Path) 
     for batch in given:
         np.testing.assert_allclose(there.step(batch), ours.step(batch), rtol=1e-5)
     assert there.kernels == "onnx"
-    assert len(there._placed._sessions) == 2  # type: ignore[union-attr]
+    on = there._placed
+    assert on is not None
+    assert len(on._sessions) == (2 if on.target.limits.fixed_lengths else 1)
     assert there.placement is not None
     assert there.placement.nodes > 20
     np.testing.assert_allclose(there.evaluate(given[0]), ours.evaluate(given[0]), rtol=1e-5)

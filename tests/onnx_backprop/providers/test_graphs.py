@@ -153,7 +153,7 @@ def test_indices_outside_of_a_table_are_refused(device: str, rng: np.random.Gene
     ids = rng.integers(-9, 9, (2, 5))
     batch = {"ids": ids, "target": rng.standard_normal((2, 5, 3)).astype(np.float32)}
     for outside in (9, -10, 2**32):
-        with pytest.raises(ob.InvalidArgumentError, match="'ids'.*out of data bounds"):
+        with pytest.raises(ob.InvalidArgumentError, match="'ids'.*out of (data bounds|range)"):
             there.step({**batch, "ids": np.where(np.arange(5) == 2, outside, ids)})
         np.testing.assert_allclose(there.step(batch), ours.step(batch), atol=WITHIN)
     assert there._placed is not None
@@ -223,11 +223,11 @@ def test_what_is_no_number_is_not_measured(device: str, rng: np.random.Generator
     (batch,) = points(rng, 6)
     bad = {**batch, "x": batch["x"].copy()}
     bad["x"][2, 1] = np.nan
-    said = r"WebGpu may lose what is no number|CPU may lose what is no number"
+    said = r"(WebGpu|CUDA|CPU) may lose what is no number"
     there = ob.Trainer(perceptron(rng), device=device)
-    with pytest.raises(FloatingPointError, match=rf"({said}): 'x' holds nan at \(2, 1\)"):
+    with pytest.raises(FloatingPointError, match=rf"{said}: 'x' holds nan at \(2, 1\)"):
         there.predict(bad)
-    with pytest.raises(FloatingPointError, match=rf"({said}): .*row 2 of the data of the evaluation"):
+    with pytest.raises(FloatingPointError, match=rf"{said}: .*row 2 of the data of the evaluation"):
         there.evaluate(ob.Batches(bad, 6, shuffle=False))
     graph = perceptron(rng, MASKS)
     ours, there = ob.Trainer(graph, kernels="onnx"), ob.Trainer(graph, device=device)
