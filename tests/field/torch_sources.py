@@ -98,15 +98,18 @@ def _export(net: Net, module: Any, exporter: str, path: Path) -> None:
 
 
 def torchvision() -> Any:
-    """Its Python half. The wheel's other half is built for CUDA and does not load; the models do without it."""
-    torch = import_module("torch")
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    """The package, or its Python half: the other half may be built for another torch; the models do without it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return import_module("torchvision")
+        try:
+            return import_module("torchvision")
+        except RuntimeError:  # operators that the other half has are not there
+            torch = import_module("torch")
+            library = torch.library.Library("torchvision", "FRAGMENT")
+            for name in ("nms", "qnms"):
+                if not hasattr(torch.ops.torchvision, name):
+                    library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            return import_module("torchvision")
 
 
 def _image(size: int, batch: int = 2) -> Callable[[np.random.Generator], Feeds]:
