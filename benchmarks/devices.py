@@ -67,10 +67,9 @@ def of_pytorch(network: Network) -> Callable[[int], None]:
     def steps(count: int) -> None:
         for _ in range(count):
             rule.zero_grad()
-            loss = loss_of(module(x), target)
-            loss.backward()
+            loss_of(module(x), target).backward()
             rule.step()
-        float(loss.detach())
+        torch.cuda.synchronize()
 
     return steps
 

@@ -102,7 +102,7 @@ def test_a_provider_that_is_built_in_and_does_not_load(monkeypatch: pytest.Monke
         said = r"cannot be used: libcublas\.so\.13: no such file\. It needs a GPU of NVIDIA.*There is cpu"
         for where in ({"device": "cuda"}, {"providers": ["CUDAExecutionProvider"]}):
             with pytest.raises(ob.KernelError, match=said):
-                ob.session(product(), **where)  # type: ignore[arg-type]
+                ob.session(product(), **where)
     finally:
         choose.unusable.cache_clear()
 
@@ -118,7 +118,7 @@ def test_what_a_provider_copies_in_its_own_way_stays(monkeypatch: pytest.MonkeyP
         raise RuntimeError("Data transfer implementation between source and destination device was not found.")
 
     monkeypatch.setattr(onnxruntime, "copy_tensors", no_copy)
-    fetched = Memory(choose.Target(PROVIDERS["cuda"])).fetched(there)  # type: ignore[arg-type]
+    fetched = Memory(choose.Target(PROVIDERS["cuda"])).fetched(there)
     array[:] = 7
     np.testing.assert_array_equal(fetched.numpy(), np.arange(1000))
 
