@@ -196,6 +196,23 @@ def test_sizes_computed_in_the_graph(coordinates: str) -> None:
         assert not adjoint_mismatches(model, feeds, ["x"])
 
 
+@pytest.mark.parametrize("how", ["scales", "sizes"])
+def test_a_tangent_is_resized_likewise(how: str) -> None:
+    """J·v = W·v: the gradient of ResizeGrad is the Resize, whatever the coordinates, of lengths that nobody knows."""
+    x, v = np.random.default_rng(0).standard_normal((2, 1, 2, 5, 6)).astype(np.float32)
+    values = {"scales": {"scales": [1, 1, 1.7, 0.6]}, "sizes": {"sizes": [1, 2, 8, 3]}}[how]
+    for coordinates in COORDINATES:
+        for mode in ("nearest", "linear"):
+            model = resize([*"NCHW"], mode=mode, coordinate_transformation_mode=coordinates, **values)
+            tangent = ob.jvp(model, wrt=["x"])
+            assert [node.op_type for node in tangent.graph.node] == ["Resize", "Resize"], coordinates
+            (expected,) = forward_session(model).run(None, {"x": v})
+            names = ob.derivatives(tangent)[-1]
+            feeds = {"x": x, names.seeds["x"]: v}
+            (got,) = forward_session(tangent).run([names.results["y"]], feeds)
+            np.testing.assert_array_equal(got, expected, err_msg=coordinates)
+
+
 def parametric(shape: list[int] | None, inputs: dict[str, int], opset: int = 19, **attributes: object) -> ModelProto:
     """One Resize that takes roi, scales or sizes, of the given numbers of entries, from the run; all lengths unknown.
 
