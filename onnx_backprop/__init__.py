@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from onnx_backprop import opset as _opset  # which tells onnx its operators
+from onnx_backprop.opset.core.errors import KernelError as _KernelError  # with which onnx learns of our operators
 from onnx_backprop.opset.core.hints import near as _near
 from onnx_backprop.opset.core.signals import Deferred as _Deferred
 
@@ -74,19 +74,19 @@ if TYPE_CHECKING:  # a name as itself is public to type checkers
     from onnx_backprop.functions import value_and_grad as value_and_grad
     from onnx_backprop.opset import DOMAIN as DOMAIN
     from onnx_backprop.opset import OPSET_VERSION as OPSET_VERSION
-    from onnx_backprop.opset import CheckpointError as CheckpointError
-    from onnx_backprop.opset import InvalidArgumentError as InvalidArgumentError
-    from onnx_backprop.opset import InvalidModelError as InvalidModelError
-    from onnx_backprop.opset import KernelError as KernelError
-    from onnx_backprop.opset import OnnxBackpropError as OnnxBackpropError
-    from onnx_backprop.opset import OnnxBackpropWarning as OnnxBackpropWarning
-    from onnx_backprop.opset import RegistrationError as RegistrationError
-    from onnx_backprop.opset import ReplicaError as ReplicaError
-    from onnx_backprop.opset import ShapeError as ShapeError
-    from onnx_backprop.opset import UnsupportedAttributeError as UnsupportedAttributeError
-    from onnx_backprop.opset import UnsupportedError as UnsupportedError
-    from onnx_backprop.opset import UnsupportedOpError as UnsupportedOpError
     from onnx_backprop.opset import reference_ops as reference_ops
+    from onnx_backprop.opset.core.errors import CheckpointError as CheckpointError
+    from onnx_backprop.opset.core.errors import InvalidArgumentError as InvalidArgumentError
+    from onnx_backprop.opset.core.errors import InvalidModelError as InvalidModelError
+    from onnx_backprop.opset.core.errors import KernelError as KernelError
+    from onnx_backprop.opset.core.errors import OnnxBackpropError as OnnxBackpropError
+    from onnx_backprop.opset.core.errors import OnnxBackpropWarning as OnnxBackpropWarning
+    from onnx_backprop.opset.core.errors import RegistrationError as RegistrationError
+    from onnx_backprop.opset.core.errors import ReplicaError as ReplicaError
+    from onnx_backprop.opset.core.errors import ShapeError as ShapeError
+    from onnx_backprop.opset.core.errors import UnsupportedAttributeError as UnsupportedAttributeError
+    from onnx_backprop.opset.core.errors import UnsupportedError as UnsupportedError
+    from onnx_backprop.opset.core.errors import UnsupportedOpError as UnsupportedOpError
     from onnx_backprop.opset.core.limits import limits as limits
     from onnx_backprop.ort_ops import register_ops as register_ops
     from onnx_backprop.ort_ops.custom_kernels import register_kernel as register_kernel
@@ -142,9 +142,10 @@ _WHERE = {
     "doors.vector": "vector_function",
     "fmi": "fmu",
     "functions": "value_and_grad",
-    "opset": "DOMAIN OPSET_VERSION CheckpointError InvalidArgumentError InvalidModelError KernelError "
-    "OnnxBackpropError OnnxBackpropWarning RegistrationError ReplicaError ShapeError UnsupportedAttributeError "
-    "UnsupportedError UnsupportedOpError reference_ops",
+    "opset": "DOMAIN OPSET_VERSION reference_ops",
+    "opset.core.errors": "CheckpointError InvalidArgumentError InvalidModelError KernelError OnnxBackpropError "
+    "OnnxBackpropWarning RegistrationError ReplicaError ShapeError UnsupportedAttributeError UnsupportedError "
+    "UnsupportedOpError",
     "opset.core.limits": "limits",
     "ort_ops": "register_ops",
     "ort_ops.custom_kernels": "register_kernel",
@@ -174,7 +175,7 @@ def __getattr__(name: str) -> Any:
         with _Deferred():  # pybind11 turns an interrupted import into an ImportError
             module = import_module(f"{__name__}.{_MODULES.get(name) or _NAMES[name]}")
     except ImportError as e:
-        raise _opset.KernelError(
+        raise _KernelError(
             f"{__name__}.{name} needs onnxruntime and onnxruntime-extensions, and importing them failed: {e}. "
             "Install them with `pip install onnxruntime onnxruntime-extensions`"
         ) from e
