@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,8 @@ from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.opset.graphs.names import unique, used_names
-from onnx_backprop.ort_ops import Named, lock_of, run_bound
+from onnx_backprop.ort_ops import Named
 from onnx_backprop.providers.choose import chosen
-from onnx_backprop.providers.memory import HOST
 from onnx_backprop.providers.placed import session
 from onnx_backprop.training.inputs import refusals
 
@@ -85,12 +83,27 @@ def value_and_grad(
     )
 
 
-@dataclass(frozen=True)
-class _Variable:
-    name: str
-    shape: tuple[int, ...]
-    dtype: type[np.generic]
-    part: slice  # of the vector
+class Vector:
+    """Arrays of given shapes, one after the other, as one vector of float64; of one array, its shape may be kept."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.shapes = shapes
+        self.sizes = [prod(shape) for shape in shapes.values()]
+        *self._starts, self.size = accumulate(self.sizes, initial=0)
+        self._fit = {(self.size,), *(shape for shape in shapes.values() if len(shapes) == 1)}
+
+    def split(self, x: np.ndarray) -> dict[str, np.ndarray]:
+        """{name: array} of a vector, views of it."""
+        x = np.asarray(x)
+        if x.shape not in self._fit:
+            raise InvalidArgumentError(f"expected a vector of {self.size} numbers, got an array of shape {x.shape}")
+        flat, places = x.reshape(-1), zip(self.shapes.items(), self._starts, self.sizes, strict=True)
+        return {name: flat[start : start + size].reshape(shape) for (name, shape), start, size in places}
+
+
+def joined(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """The vector of arrays."""
+    return np.concatenate([array.ravel() for array in arrays]).astype(np.float64)
 
 
 class ValueAndGrad:
@@ -130,12 +143,8 @@ class ValueAndGrad:
         derivative = derivatives(gradients)[-1]
         values = {tensor.name: to_array(tensor) for tensor in source.graph.initializer}
         self._feeds = {name: np.asarray(value) for name, value in feeds.items() if name not in derivative.results}
-        self._variables = _variables(gradients, list(derivative.results), {**values, **feeds})
-        self._size = self._variables[-1].part.stop
-        self.start = np.zeros(self._size)
-        for variable in self._variables:
-            if variable.name in values:
-                self.start[variable.part] = values[variable.name].ravel()
+        self._x = Vector(_shapes(gradients, list(derivative.results), {**values, **feeds}))
+        self.start = joined(values.get(name, np.zeros(shape)) for name, shape in self._x.shapes.items())
         y = y or _only_float(source)
         self._of = y
         self._gradient = _Function(opened(gradients), [y, *derivative.results.values()])
@@ -148,9 +157,9 @@ class ValueAndGrad:
 
     def __repr__(self) -> str:
         """Of what, by what, and how many numbers that are."""
-        by = ", ".join(f"{v.name} {'×'.join(map(str, v.shape)) or 'scalar'}" for v in self._variables)
+        by = ", ".join(f"{name} {'×'.join(map(str, shape)) or 'scalar'}" for name, shape in self._x.shapes.items())
         also = ", with its Hessian" if self._hessian is not None else ""
-        return f"<ValueAndGrad of {self._of} by {by}: {self._size:,} numbers{also}>"
+        return f"<ValueAndGrad of {self._of} by {by}: {self._x.size:,} numbers{also}>"
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         """For pickle, and with it `workers=` of SciPy: sessions are made anew, of a path the file is read again."""
@@ -158,57 +167,39 @@ class ValueAndGrad:
 
     def __call__(self, x: np.ndarray, feeds: Feeds | None = None) -> tuple[float, np.ndarray]:
         """(y, ∂y/∂x)."""
-        shape, inputs = np.shape(x), self._split(x)
-        shapes = [(), *(variable.shape for variable in self._variables)]
-        y, *parts = self._gradient({**self._feeds, **(feeds or {}), **inputs}, shapes)
-        return float(y.item()), np.concatenate([part.ravel() for part in parts]).astype(np.float64).reshape(shape)
+        y, *parts = self._gradient({**self._feeds, **(feeds or {}), **self._x.split(x)})
+        if y.size != 1:
+            raise InvalidArgumentError(f"{self._of!r} has the shape {y.shape}, expected one element: {_ADVICE}")
+        return float(y.item()), joined(parts).reshape(np.shape(x))
 
     def hvp(self, x: np.ndarray, p: np.ndarray, feeds: Feeds | None = None) -> np.ndarray:
         """∂²y/∂x² · p."""
         if self._hessian is None:
             raise InvalidArgumentError("hvp: the Hessian was not asked for. Give value_and_grad hvp=True")
-        inputs = self._split(x)
-        inputs |= {self._directions.seeds[name]: part for name, part in self._split(p).items()}
-        parts = self._hessian(
-            {**self._feeds, **(feeds or {}), **inputs}, [variable.shape for variable in self._variables]
-        )
-        return np.concatenate([part.ravel() for part in parts]).astype(np.float64).reshape(np.shape(p))
+        seeds = {self._directions.seeds[name]: part for name, part in self._x.split(p).items()}
+        parts = self._hessian({**self._feeds, **(feeds or {}), **self._x.split(x), **seeds})
+        return joined(parts).reshape(np.shape(p))
 
     def split(self, x: np.ndarray) -> dict[str, np.ndarray]:
         """{variable: array} of a vector, in the types of the model."""
-        return {name: part.copy() for name, part in self._split(x).items()}
-
-    def _split(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        x = np.asarray(x)
-        if x.shape not in [
-            (self._size,),
-            *(variable.shape for variable in self._variables if len(self._variables) == 1),
-        ]:
-            raise InvalidArgumentError(f"expected a vector of {self._size} numbers, got an array of shape {x.shape}")
-        flat = x.reshape(-1)
-        return {
-            variable.name: flat[variable.part].astype(variable.dtype).reshape(variable.shape)
-            for variable in self._variables
-        }
+        return {name: self._gradient.cast(name, part.copy()) for name, part in self._x.split(x).items()}
 
 
 class _Function:
-    """A session with inputs and outputs bound to arrays of each thread."""
+    """A session that is asked for the same outputs each time; numbers become the model's floats."""
 
     def __init__(self, session: onnxruntime.InferenceSession, outputs: Sequence[str]) -> None:
         self._session = session
         self._outputs = list(outputs)
-        types = {value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())}
-        self._inputs = {value.name for value in session.get_inputs()}
-        self._optional = {value.name for value in session.get_overridable_initializers()}
-        self._types = [_type_of(name, types[name]) for name in self._outputs]
-        # a binding copies at once what is read in another memory than the CPU's
-        self._keeps = all(info.name == HOST for info in session.get_input_memory_infos())
+        inputs, optional = session.get_inputs(), session.get_overridable_initializers()
+        types = {value.name: value.type for value in (*inputs, *optional, *session.get_outputs())}
+        for name in self._outputs:
+            if types[name] not in _TYPES:
+                raise InvalidArgumentError(f"{name!r} is a {types[name]}; NumPy has no such type. Cast it in the model")
+        self._inputs, self._optional = ({value.name for value in values} for values in (inputs, optional))
         self._floats = {name: _TYPES[text] for name, text in types.items() if text in _TYPES}
-        self._of_thread = threading.local()
 
-    def __call__(self, feeds: Feeds, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-        """The outputs, in arrays that the next call of this thread overwrites; numbers become the model's floats."""
+    def __call__(self, feeds: Feeds) -> list[np.ndarray]:
         missing = sorted(self._inputs - feeds.keys())
         unknown = sorted(feeds.keys() - self._inputs - self._optional)
         if missing or unknown:
@@ -217,65 +208,32 @@ class _Function:
                 if missing
                 else f"feeds: the model has no input {', '.join(map(repr, unknown))}"
             )
-        feeds = {name: self._cast(name, np.asarray(value)) for name, value in feeds.items()}
-        with lock_of(self._session):
-            bound = self._bound(feeds, shapes)
-            for name, value in feeds.items():
-                np.copyto(bound.arrays[name], value)
-            with refusals(bound.arrays):
-                run_bound(self._session, bound.binding)
-        return bound.results
+        feeds = {name: self.cast(name, np.asarray(value)) for name, value in feeds.items()}
+        with refusals(feeds):
+            results: Any = self._session.run(self._outputs, feeds)
+        return results
 
-    def _cast(self, name: str, value: np.ndarray) -> np.ndarray:
+    def cast(self, name: str, value: np.ndarray) -> np.ndarray:
+        """A value of an input in the type of the model."""
         dtype = self._floats.get(name)
         if dtype is not None and value.dtype.kind not in "biuf":
             raise InvalidArgumentError(f"feeds: {name!r} has the type {np.dtype(dtype)}, got an array of {value.dtype}")
         return value if dtype is None else value.astype(dtype, copy=False)
 
-    def _bound(self, feeds: Feeds, shapes: Sequence[tuple[int, ...]]) -> _Bound:
-        key = tuple((name, value.shape, value.dtype.str) for name, value in feeds.items())
-        known: dict[object, _Bound] = vars(self._of_thread).setdefault("bound", {})
-        if key not in known or not self._keeps:
-            known.clear()  # one shape at a time, as in an optimisation
-            binding = self._session.io_binding()
-            arrays = {name: np.array(value, order="C") for name, value in feeds.items()}
-            results = [np.zeros(shape, dtype) for shape, dtype in zip(shapes, self._types, strict=True)]
-            for name, array in arrays.items():
-                binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-            for name, array in zip(self._outputs, results, strict=True):
-                shape = self._shape(name) if array.ndim == 0 else array.shape
-                binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
-            known[key] = _Bound(binding, arrays, results)
-        return known[key]
 
-    def _shape(self, name: str) -> list[int]:
-        """That of an output of one element."""
-        (value,) = (value for value in self._session.get_outputs() if value.name == name)
-        return [1] * len(value.shape)
-
-
-@dataclass(frozen=True)
-class _Bound:
-    binding: onnxruntime.IOBinding
-    arrays: dict[str, np.ndarray]
-    results: list[np.ndarray]
-
-
-def _variables(model: ModelProto, names: Sequence[str], values: Feeds) -> list[_Variable]:
-    """The variables in their order, with the shapes that the model, or a value, gives them."""
+def _shapes(model: ModelProto, names: Sequence[str], values: Feeds) -> dict[str, tuple[int, ...]]:
+    """The shapes of the variables, which the model, or a value, gives them."""
     declared = {value.name: value.type.tensor_type for value in model.graph.input}
-    result: list[_Variable] = []
-    start = 0
+    result: dict[str, tuple[int, ...]] = {}
     for name in names:
         lengths = [dim.dim_value if dim.HasField("dim_value") else None for dim in declared[name].shape.dim]
-        ranked = declared[name].HasField("shape")
-        known = tuple(n for n in lengths if n is not None) if ranked and None not in lengths else None
-        shape = known if known is not None else np.shape(values[name]) if name in values else None
-        if shape is None:
+        known = tuple(n for n in lengths if n is not None)
+        if declared[name].HasField("shape") and len(known) == len(lengths):
+            result[name] = known
+        elif name in values:
+            result[name] = np.shape(values[name])
+        else:
             raise InvalidArgumentError(f"the shape of {name!r} is not known. Give a value of it in feeds", "wrt")
-        dtype = helper.tensor_dtype_to_np_dtype(declared[name].elem_type).type
-        result.append(_Variable(name, shape, dtype, slice(start, start + prod(shape))))
-        start += prod(shape)
     return result
 
 
@@ -311,9 +269,3 @@ def _reduced(model: ModelProto, y: str, reduction: str) -> tuple[ModelProto, str
 def _only_float(model: ModelProto) -> str:
     floats = [v.name for v in model.graph.output if v.type.tensor_type.elem_type in (1, 10, 11, 16)]
     return floats[0]
-
-
-def _type_of(name: str, text: str) -> type[np.generic]:
-    if text not in _TYPES:
-        raise InvalidArgumentError(f"{name!r} is a {text}; NumPy has no such type. Cast it in the model")
-    return _TYPES[text]

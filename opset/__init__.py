@@ -5,47 +5,13 @@ Importing this package registers the schemas with onnx. One operator is one modu
 
 from typing import Any
 
-from onnx_backprop.opset.core.errors import (
-    CheckpointError,
-    InvalidArgumentError,
-    InvalidModelError,
-    KernelError,
-    OnnxBackpropError,
-    OnnxBackpropWarning,
-    RegistrationError,
-    ReplicaError,
-    ShapeError,
-    UnsupportedAttributeError,
-    UnsupportedError,
-    UnsupportedOpError,
-)
 from onnx_backprop.opset.core.op import DOMAIN, OPSET_VERSION, Op
 from onnx_backprop.opset.core.schema import reference_class, register
 from onnx_backprop.opset.functions import mat_mul_n_bits
 from onnx_backprop.opset.functions.use_kernels import KERNELS, use_kernels
 from onnx_backprop.opset.operators.registry import OPS
 
-__all__ = [
-    "DOMAIN",
-    "KERNELS",
-    "OPS",
-    "OPSET_VERSION",
-    "CheckpointError",
-    "InvalidArgumentError",
-    "InvalidModelError",
-    "KernelError",
-    "OnnxBackpropError",
-    "OnnxBackpropWarning",
-    "Op",
-    "RegistrationError",
-    "ReplicaError",
-    "ShapeError",
-    "UnsupportedAttributeError",
-    "UnsupportedError",
-    "UnsupportedOpError",
-    "reference_ops",
-    "use_kernels",
-]
+__all__ = ["DOMAIN", "KERNELS", "OPS", "OPSET_VERSION", "Op", "reference_ops", "use_kernels"]
 
 register(OPS)
 mat_mul_n_bits.register()

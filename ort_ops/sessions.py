@@ -296,11 +296,6 @@ def run_bound(
         session.run_with_iobinding(binding)
 
 
-def lock_of(session: onnxruntime.InferenceSession) -> Lock:
-    """What is held in each run of a session, and is to be held while arrays are bound, which may copy them."""
-    return session.lock if isinstance(session, _Session) else nullcontext()
-
-
 @cache
 def native_kernels_work() -> bool:
     """Whether the native kernels are registered; a warning, once per process, where they are not."""

@@ -11,11 +11,12 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.products import tangents
 from onnx_backprop.converters.derivatives.seeds import at_once
-from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work, drop_dead
+from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work
 from onnx_backprop.converters.derivatives.written_out import written_out
 from onnx_backprop.converters.prepare.writing.unsaid import without_inferred
 from onnx_backprop.converters.reverse.batching.batch import batch
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.expand import drop_dead
 from onnx_backprop.converters.reverse.known import dims, element_type, is_float, known_lengths
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.opset.core.errors import InvalidArgumentError

@@ -12,10 +12,11 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.seeds import at_once
 from onnx_backprop.converters.derivatives.wanted import asks_shape, values_of
-from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work, drop_dead, named
+from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work, named
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.reverse.batching.batch import batch
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.expand import drop_dead
 from onnx_backprop.converters.reverse.forward import unsupported
 from onnx_backprop.converters.reverse.known import dims, known_lengths
 from onnx_backprop.converters.reverse.models.derivatives import Derivative

@@ -11,7 +11,7 @@ from onnx_backprop.converters.prepare.lengths.free import Free
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress
-from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.expand import drop_dead, drop_unread
 from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.differentiation import Differentiation
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
@@ -63,14 +63,6 @@ class Work(Draft):
         self.graph.extend(op.nodes)
         if any(node.domain == DOMAIN for node in all_nodes(op.nodes)):
             self.model.opset_imports.setdefault(DOMAIN, OPSET_VERSION)
-
-
-def drop_dead(graph: ir.Graph) -> None:
-    """Remove the nodes of a graph that no output of it depends on."""
-    nodes = list(graph)
-    kept = list(nodes)
-    drop_unread(kept, graph.outputs)
-    graph.remove(set(nodes).difference(kept))
 
 
 def named(names: Mapping[str, str], suffix: str) -> dict[str, str]:

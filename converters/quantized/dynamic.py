@@ -7,7 +7,8 @@ from onnx import NodeProto, TensorProto, helper
 
 from onnx_backprop.converters.quantized.numbers import Blocks, blocks_along
 from onnx_backprop.converters.quantized.qdq import inputs_of, scaled_cast
-from onnx_backprop.converters.quantized.walk import Handler, Product, Quantized, Walk
+from onnx_backprop.converters.quantized.records import Product, Quantized
+from onnx_backprop.converters.quantized.walk import Handler, Walk
 from onnx_backprop.opset.graphs.facts import VIEW
 from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard

@@ -6,8 +6,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from onnx_backprop.converters.quantized.numbers import Range, blocks_along, blocks_beside
-from onnx_backprop.converters.quantized.records import INTEGERS, Activation, Weight
-from onnx_backprop.converters.quantized.walk import Handler, Quantized, Walk, floats_in
+from onnx_backprop.converters.quantized.records import INTEGERS, Activation, Quantized, Weight
+from onnx_backprop.converters.quantized.walk import Handler, Walk, floats_in
 from onnx_backprop.opset.graphs.facts import MOVES_QUANTIZED
 from onnx_backprop.opset.graphs.walk import attributes_of
 

@@ -186,6 +186,32 @@ class Weight:
         put(self.zero, zero)
 
 
+@dataclass(frozen=True)
+class Quantized:
+    """A value of integers: the float value that it stands for, and the names of its scale and zero point."""
+
+    value: str
+    scale: str
+    zero: str
+    source: Activation | Weight | None = None
+
+
+@dataclass(frozen=True)
+class Product:
+    """Sums of products of integers, before scales make floats of them.
+
+    node: what has made them. scales: those of operands that runs quantise; the weight's is one more. factors: scales
+    that they have been multiplied by. bias: floats that were added as integers, divided by the product of `divisor`.
+    """
+
+    node: NodeProto
+    scales: tuple[str, ...]
+    weighted: bool
+    factors: tuple[str, ...] = ()
+    bias: str = ""
+    divisor: tuple[str, ...] = ()
+
+
 def product_of(of: tuple[Activation, Weight], factor: float) -> Array:
     """The scale of a bias: that of the input times those of the weight."""
     x, weight = of

@@ -1,7 +1,7 @@
 """`Walk`: goes through a quantised model and writes the float model beside it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,15 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.quantized.limits import is_positive, limits_of
 from onnx_backprop.converters.quantized.numbers import Array, Blocks, blocks_along
-from onnx_backprop.converters.quantized.records import INTEGERS, Activation, Weight, array_of, range_of
+from onnx_backprop.converters.quantized.records import (
+    INTEGERS,
+    Activation,
+    Product,
+    Quantized,
+    Weight,
+    array_of,
+    range_of,
+)
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.core.mapped import computed, is_mapped
 from onnx_backprop.opset.graphs.edit import assign, copied
@@ -19,32 +27,6 @@ from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, attributes_of
 
 _PARTS = ("stored", "scale", "zero")
 _SUFFIXES = ("_quantized", "_DQ_Q4", "_DQ_Q8", "_Q2", "_Q4", "_Q8", "_quant", "_q")  # as quantisers add them
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """A value of integers: the float value that it stands for, and the names of its scale and zero point."""
-
-    value: str
-    scale: str
-    zero: str
-    source: Activation | Weight | None = None
-
-
-@dataclass(frozen=True)
-class Product:
-    """Sums of products of integers, before scales make floats of them.
-
-    node: what has made them. scales: those of operands that runs quantise; the weight's is one more. factors: scales
-    that they have been multiplied by. bias: floats that were added as integers, divided by the product of `divisor`.
-    """
-
-    node: NodeProto
-    scales: tuple[str, ...]
-    weighted: bool
-    factors: tuple[str, ...] = ()
-    bias: str = ""
-    divisor: tuple[str, ...] = ()
 
 
 Handler = Callable[["Walk", NodeProto], None]
@@ -358,7 +340,7 @@ class Walk:
 
 
 _AS_IT_IS = "ob.dequantize has no float model for this; dequantise the file with the tool that has quantised it"
-_ROUNDING = (
+_ROUNDING = [
     "uantize",
     "Integer",
     "QLinear",
@@ -370,7 +352,7 @@ _ROUNDING = (
     "NBits",
     "Bnb4",
     "Q4",
-)
+]
 _SCOPED = ("tensors", "makers", "integers", "products", "casts", "alias", "sources")
 
 

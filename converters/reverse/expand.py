@@ -300,6 +300,13 @@ def drop_unread(nodes: list[ir.Node], kept: Iterable[ir.Value]) -> None:
     nodes[:] = [node for node in nodes if node not in unread]
 
 
+def drop_dead(graph: ir.Graph) -> None:
+    """Remove the nodes of a graph that no output of it depends on."""
+    nodes, kept = list(graph), list(graph)
+    drop_unread(kept, graph.outputs)
+    graph.remove(set(nodes).difference(kept))
+
+
 def _require_repeatable(copied: ir.Node, node: ir.Node) -> None:
     for copy in all_nodes([copied]):
         training = copy.op_type == "Dropout" and len(copy.inputs) > 2 and copy.inputs[2] is not None

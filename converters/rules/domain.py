@@ -204,13 +204,15 @@ def _minus_ones(op: Builder, y: ir.Value) -> ir.Value:
     return op.filled(op.lengths(y, 0, 3), -1, element_type(y))
 
 
-def _in_every_opset(node: ir.Node) -> bool:
-    """Whether ONNX's Resize has the coordinates, from the opset on that models are converted to."""
-    coordinates = node.attributes.get("coordinate_transformation_mode")
-    return coordinates is None or coordinates.as_string() not in ("half_pixel_symmetric", "tf_half_pixel_for_nn")
+def _is_resized(node: ir.Node) -> bool:
+    """Whether ONNX's Resize has the coordinates in the model's opset, which is 18 or later."""
+    given = node.attributes.get("coordinate_transformation_mode")
+    coordinates = "half_pixel" if given is None else given.as_string()
+    newer = node.graph is not None and node.graph.opset_imports.get("", 0) >= 19
+    return coordinates != "tf_half_pixel_for_nn" and (coordinates != "half_pixel_symmetric" or newer)
 
 
-@gradient("ResizeGrad", versions=(1,), domain=DOMAIN, serves=_in_every_opset)
+@gradient("ResizeGrad", versions=(1,), domain=DOMAIN, serves=_is_resized)
 def resize_grad(op: Builder, node: Forward, g: ir.Value) -> Grads:
     """dX = Wᵀ·dY  =>  ddY = W·g: the Resize itself, which writes zeros where it reads beyond its region.
 

@@ -1,19 +1,15 @@
-"""The gradient of Resize (and of Upsample, which has become a Resize by then).
-
-Resize has more modes than the two published gradient operators, but where one of them places exactly the same taps it
-is emitted: InterpolateBackward first, then ResampleGrad. Everything else is ResizeGrad, which says all that Resize can.
-"""
+"""The gradient of Resize (and of Upsample, which has become a Resize by then)."""
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
-from onnx_backprop.converters.rules import resize_equivalence as equivalence
-from onnx_backprop.converters.rules.conv import wanted_shape
 from onnx_backprop.opset.core.shapes import Dim, Dims
 from onnx_backprop.opset.maths.resize import (
     COORDINATES,
@@ -31,87 +27,50 @@ logger = logging.getLogger("onnx_backprop")
 ROI, SCALES, SIZES = 1, 2, 3
 
 
+@dataclass(frozen=True)
+class _Mode:
+    """The attributes of one Resize that place taps."""
+
+    mode: str
+    coordinates: str
+    nearest_mode: str
+    antialias: bool
+    exclude_outside: bool
+
+    def __str__(self) -> str:
+        more = [self.nearest_mode] if self.mode == "nearest" else []
+        more += [name for name in ("antialias", "exclude_outside") if getattr(self, name)]
+        return ", ".join([self.mode, self.coordinates, *more])
+
+
+class _Axis(NamedTuple):
+    """What conversion knows of one axis. `scale` is 1 for one that is copied, and None where it is not known."""
+
+    length: Dim
+    out: Dim
+    scale: float | None
+
+    @property
+    def keeps_length(self) -> bool:
+        """Whether it does for certain."""
+        if isinstance(self.length, int) and isinstance(self.out, int):
+            return self.length == self.out
+        return self.scale == 1
+
+
 @gradient("Resize", versions=(18, 19), inputs=(0,))
 def resize(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """y = W_0 · W_1 · … · x, one W per axis  =>  dx = W_0ᵀ · W_1ᵀ · … · dy.
+    """y = W_0 · W_1 · … · x, one W per axis  =>  dx = W_0ᵀ · W_1ᵀ · … · dy, which is ResizeGrad(dy, x, …).
 
-    As InterpolateBackward(x, dy), ResampleGrad(dy) or ResizeGrad(dy, x). roi, scales and sizes get no gradient.
+    It has the node's own attributes and inputs, as they are. roi, scales and sizes get no gradient.
     """
     mode, axes = _mode(node), _axes(node)
-    if isinstance(axes, str):
-        return _resize_grad(op, node, dy, mode, axes)
-    if all(axis.keeps_length for axis in axes):
+    if axes is not None and all(axis.keeps_length for axis in axes):
         logger.info("Resize '%s' (%s): every length is kept, which is a copy; so is its gradient", node.name, mode)
         return op.Identity(dy)
-    _refuse_overwritten(node, mode, axes)
-    return _published(op, node, dy, mode, axes)
-
-
-def _published(
-    op: Builder, node: Forward, dy: ir.Value, mode: equivalence.Mode, axes: Sequence[equivalence.AxisScale]
-) -> ir.Value:
-    """By the first operator that means the same."""
-    if mode.unpublished:
-        return _resize_grad(op, node, dy, mode, f"neither has {mode.unpublished}")
-    if any(0 in (axis.length, axis.out) for axis in axes):
-        return _resize_grad(op, node, dy, mode, "a length of 0")
-    meanings = equivalence.meanings(mode, axes)
-    common = equivalence.onednn_coordinates(axes, meanings)
-    if common:
-        _log(node, "InterpolateBackward", mode)
-        return _interpolate_backward(op, node, dy, mode, common, axes)
-    offsets = [m.resample for m in meanings if m.resample]
-    if len(offsets) == len(axes):
-        _log(node, "ResampleGrad", mode)
-        return _resample_grad(op, node, dy, mode, offsets)
-    return _resize_grad(op, node, dy, mode, equivalence.why_neither(axes, meanings))
-
-
-def _log(node: Forward, chosen: str, mode: equivalence.Mode) -> None:
-    logger.info("Resize '%s' (%s): %s means exactly the same", node.name, mode, chosen)
-
-
-def _interpolate_backward(
-    op: Builder, node: Forward, dy: ir.Value, mode: equivalence.Mode, common: str, axes: Sequence[equivalence.AxisScale]
-) -> ir.Value:
-    outs = [a.out for a in axes[2:]]
-    sizes = [o for o in outs if isinstance(o, int)]
-    scales = [a.scale for a in axes[2:] if a.given and a.scale is not None]
-    attributes: dict[str, object] = {"mode": mode.mode, "coordinate_transformation_mode": common, "data_format": "NCX"}
-    inputs: list[ir.Value] = []
-    if len(sizes) == len(outs):
-        attributes["sizes"] = sizes
-    elif len(scales) == len(outs):
-        attributes["scales"] = scales
-    else:
-        inputs.append(op.Cast(op.Shape(dy, start=2), to=ir.DataType.INT32))
-    return op.domain.InterpolateBackward(node.input(0), dy, *inputs, **attributes)
-
-
-def _resample_grad(
-    op: Builder, node: Forward, dy: ir.Value, mode: equivalence.Mode, offsets: Sequence[equivalence.Offsets]
-) -> ir.Value:
-    shape, shape_input = wanted_shape(op, node.input(0))
-    return op.domain.ResampleGrad(
-        dy,
-        *shape_input,
-        interpolation_mode="NEAREST_NEIGHBOR" if mode.mode == "nearest" else "LINEAR",
-        scales=[s for s, _, _ in offsets],
-        input_pixel_offsets=[i for _, i, _ in offsets],
-        output_pixel_offsets=[o for _, _, o in offsets],
-        dimension_count=len(offsets),
-        output_sizes=shape,
-    )
-
-
-def _resize_grad(op: Builder, node: Forward, dy: ir.Value, mode: equivalence.Mode, reason: str) -> ir.Value:
-    """The node's own attributes and inputs, as they are."""
-    logger.info(
-        "Resize '%s' (%s): ResizeGrad, since neither InterpolateBackward nor ResampleGrad means the same (%s)",
-        node.name,
-        mode,
-        reason,
-    )
+    if axes is not None:
+        _refuse_overwritten(node, mode, axes)
+    logger.info("Resize '%s' (%s): its gradient is ResizeGrad", node.name, mode)
     roi = node.input(ROI) if mode.coordinates == "tf_crop_and_resize" and node.has(ROI) else None
     if roi is not None and roi.dtype != ir.DataType.FLOAT:
         roi = op.Cast(roi, to=ir.DataType.FLOAT)
@@ -125,8 +84,8 @@ def _is_empty(node: Forward, index: int) -> bool:
     return not node.has(index) or (value is not None and value.size == 0)
 
 
-def _mode(node: Forward) -> equivalence.Mode:
-    mode = equivalence.Mode(
+def _mode(node: Forward) -> _Mode:
+    mode = _Mode(
         node.one_of("mode", "nearest", MODES),
         node.one_of("coordinate_transformation_mode", "half_pixel", COORDINATES),
         node.one_of("nearest_mode", "round_prefer_floor", NEAREST_MODES),
@@ -139,22 +98,22 @@ def _mode(node: Forward) -> equivalence.Mode:
     return mode
 
 
-def _axes(node: Forward) -> list[equivalence.AxisScale] | str:
-    """Lengths and scale of every axis, those that the node does not list keep their length; or why not known."""
+def _axes(node: Forward) -> list[_Axis] | None:
+    """Every axis, those that the node does not list keeping their length; None where conversion knows too little."""
     lengths = dims(node.input(0))
     ask_scales, ask_sizes = not _is_empty(node, SCALES), not _is_empty(node, SIZES)
     scales, sizes = node.constant(SCALES), node.constant(SIZES)
     if ask_scales == ask_sizes:
         raise node.invalid(f"expected scales or sizes, got {'both' if ask_scales else 'neither'}")
     if lengths is None:
-        return "the rank of X is unknown at conversion"
+        return None
     listed = _listed(node, len(lengths))
     values = scales if ask_scales else sizes
     if values is not None and values.shape != (len(listed),):
         what = "scales" if ask_scales else "sizes"
         raise node.invalid(f"{what}: expected {len(listed)} values, got {values.tolist()}")
     outs = dims(node.output()) or (None,) * len(lengths)
-    result = [equivalence.AxisScale(length, length, 1.0, given=True) for length in lengths]
+    result = [_Axis(length, length, 1.0) for length in lengths]
     if node.string("keep_aspect_ratio_policy", "stretch") != "stretch" and ask_sizes:
         if any(axis < 0 for axis in node.ints("axes") or ()):
             raise node.unsupported(
@@ -168,7 +127,7 @@ def _axes(node: Forward) -> list[equivalence.AxisScale] | str:
             result[axis] = _by_scale(node, length, None if scales is None else float(scales[position]), outs[axis])
         else:
             size = outs[axis] if sizes is None else int(sizes[position])
-            result[axis] = equivalence.AxisScale(length, size, _ratio(length, size), given=False)
+            result[axis] = _Axis(length, size, _ratio(length, size))
     return result
 
 
@@ -181,42 +140,45 @@ def _listed(node: Forward, rank: int) -> list[int]:
     return listed
 
 
-def _by_scale(node: Forward, length: Dim, scale: float | None, inferred: Dim) -> equivalence.AxisScale:
+def _by_scale(node: Forward, length: Dim, scale: float | None, inferred: Dim) -> _Axis:
     """out = floor(length · scale) in float32, as onnxruntime computes it."""
     if scale is None or not isinstance(length, int):
-        return equivalence.AxisScale(length, None, scale, given=True)
+        return _Axis(length, None, scale)
     out = int(np.float32(length) * np.float32(scale))
     if isinstance(inferred, int) and out != inferred:
         raise node.invalid(
             f"a scale of {scale:.9g} makes {out} pixels of {length} in onnxruntime, the model states {inferred}. "
             "Correct the stated shape"
         )
-    return equivalence.AxisScale(length, out, scale, given=True)
+    return _Axis(length, out, scale)
 
 
 def _ratio(length: Dim, size: Dim) -> float | None:
+    """size / length in float32; 1 for equal symbols."""
+    if isinstance(length, str) and length == size:
+        return 1.0
     if isinstance(length, int) and isinstance(size, int) and length > 0:
         return float(np.float32(size) / np.float32(length))
     return None
 
 
 def _keep_aspect_ratio(
-    node: Forward, lengths: Dims, listed: Sequence[int], sizes: np.ndarray | None, axes: list[equivalence.AxisScale]
-) -> list[equivalence.AxisScale] | str:
+    node: Forward, lengths: Dims, listed: Sequence[int], sizes: np.ndarray | None, axes: list[_Axis]
+) -> list[_Axis] | None:
     """One scale for all listed axes, the smallest or largest of sizes / lengths; lengths rounded, halves up."""
     policy = node.string("keep_aspect_ratio_policy", "stretch")
     known = [length for length in (lengths[axis] for axis in listed) if isinstance(length, int) and length > 0]
     if sizes is None or len(known) != len(listed):
-        return f"{policy} takes its scale from lengths that are unknown at conversion"
+        return None
     scale = scales_of_sizes(policy, known, [int(size) for size in sizes])[0]
     for axis, length in zip(listed, known, strict=True):
-        axes[axis] = equivalence.AxisScale(length, policy_length(scale, length), scale, given=True)
+        axes[axis] = _Axis(length, policy_length(scale, length), scale)
     return axes
 
 
-def _refuse_overwritten(node: Forward, mode: equivalence.Mode, axes: Sequence[equivalence.AxisScale]) -> None:
+def _refuse_overwritten(node: Forward, mode: _Mode, axes: Sequence[_Axis]) -> None:
     """Onnxruntime's own forward is wrong here, so there is nothing that a gradient could be right for."""
-    if len(axes) != 4 or axes[1].identity or mode.coordinates != "tf_crop_and_resize":
+    if len(axes) != 4 or axes[1].scale == 1 or mode.coordinates != "tf_crop_and_resize":
         return
     unknown_axis = axes[1].scale is None
     if unknown_axis or not (mode.antialias or mode.mode == "cubic") or _inside(node, mode, axes):
@@ -227,7 +189,7 @@ def _refuse_overwritten(node: Forward, mode: equivalence.Mode, axes: Sequence[eq
     )
 
 
-def _inside(node: Forward, mode: equivalence.Mode, axes: Sequence[equivalence.AxisScale]) -> bool:
+def _inside(node: Forward, mode: _Mode, axes: Sequence[_Axis]) -> bool:
     """Whether no pixel lies outside the roi, for certain."""
     if not node.has(ROI):
         return True

@@ -6,7 +6,7 @@ from onnx import ModelProto
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import infer_large
 from onnx_backprop.converters.recompute.marks import ROUNDED, originals
-from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.expand import drop_dead
 from onnx_backprop.converters.reverse.loops.rows import drop_row_gradients
 from onnx_backprop.converters.reverse.loops.steps import drop_stacks
 from onnx_backprop.converters.training.metadata import METADATA
@@ -38,13 +38,13 @@ def part(whole: TrainingGraph, outputs: list[str], graph_name: str | None, *, ke
     kept = [by_name[name] for name in outputs]
     graph.outputs.clear()
     graph.outputs.extend(kept)
-    _prune(graph)
+    drop_dead(graph)
     for node, value in originals(graph, ROUNDED):
         node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
     infer_mode(graph)
     drop_stacks(graph)
     drop_row_gradients(graph)
-    _prune(graph)
+    drop_dead(graph)
     needed = {value for value in graph.outputs if value.producer() is None}
     for value in list(graph.inputs):
         used = bool(value.uses()) or value in needed
@@ -68,14 +68,6 @@ def _is_kept(whole: TrainingGraph, value: ir.Value, *, used: bool, outputs: list
     name = str(value.name)
     target = whole.loss not in outputs and name in whole.options.loss_inputs
     return used or (name in whole.inputs and not target)
-
-
-def _prune(graph: ir.Graph) -> None:
-    """Take the nodes away that no output needs."""
-    nodes = list(graph)
-    remaining = list(nodes)
-    drop_unread(remaining, graph.outputs)
-    graph.remove(set(nodes) - set(remaining))
 
 
 def _drop_unused(proto: ModelProto) -> None:

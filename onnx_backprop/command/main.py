@@ -20,8 +20,7 @@ from onnx_backprop.command.files import check_files
 from onnx_backprop.command.options import as_options, limits_of
 from onnx_backprop.command.parser import Argument, Parser
 from onnx_backprop.converters.tables import fitting, wrapped
-from onnx_backprop.opset import OnnxBackpropError, UnsupportedOpError
-from onnx_backprop.opset.core.errors import OnnxBackpropWarning
+from onnx_backprop.opset.core.errors import OnnxBackpropError, OnnxBackpropWarning, UnsupportedOpError
 from onnx_backprop.opset.core.progress import hidden
 from onnx_backprop.opset.extensions import load_extensions
 from onnx_backprop_command import PROGRAM, parser_of, summaries

@@ -143,15 +143,24 @@ def as_options(message: OnnxBackpropError | OnnxBackpropWarning, known: Iterable
     return f"{before}--wrt " + behind.replace("']", "", 1) if advised else text
 
 
+def by_name(arguments: argparse.Namespace, names: str) -> dict[str, Any]:
+    """The values of options that the library calls as the command does; None where a command has no such option."""
+    return {name: getattr(arguments, name, None) for name in names.split()}
+
+
+def derivative_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What functions that differentiate a model take."""
+    return by_name(arguments, "wrt stop kernels straight_through strict checkpoint") | {"free": free_of(arguments)}
+
+
 def training_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What convert and train hand on to `training_graph`."""
     pairs = [text.split("=") for text in arguments.tie or ()]
     for pair in pairs:
         if len(pair) != 2:
             raise InvalidArgumentError(f"--tie: expected two names as A=B, got {'='.join(pair)!r}")
-    names = ("trainable", "frozen", "prediction", "straight_through", "strict", "checkpoint")
-    names += ("stop", "untie", "precision", "memory", "per_sample_clip", "expected_batch")
-    given = {name: getattr(arguments, name, None) for name in names}
+    given = by_name(arguments, "trainable frozen prediction straight_through strict checkpoint stop untie")
+    given |= by_name(arguments, "precision memory per_sample_clip expected_batch")
     given |= {"free": free_of(arguments), "per_sample": per_sample_of(arguments)}
     given["noise"] = getattr(arguments, "noise", 0.0)
     return given | {"loss": loss_of(arguments), "tie": [(a, b) for a, b in pairs]}

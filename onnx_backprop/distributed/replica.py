@@ -58,7 +58,7 @@ class Replica:
         """
         self._synchronised = sync_batch_norm and synchronise(parts.gradients) > 0
         self._communicator, self._graph = communicator, graph
-        self._passed, self._statistics = parts.passed, parts.statistics
+        self._passed = parts.passed
         self._weights = Weights(graph)
         self._private = bool(graph.options.privacy)  # sums over rows, divided by a number
         whole = self._weights.summed or self._private

@@ -16,9 +16,10 @@ from onnx import ModelProto, helper
 
 from onnx_backprop.converters.derivatives.dense import jacobian
 from onnx_backprop.converters.derivatives.products import jvp, vjp
-from onnx_backprop.converters.derivatives.work import Options, drop_dead
+from onnx_backprop.converters.derivatives.work import Options
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import check_names, pick
+from onnx_backprop.converters.reverse.expand import drop_dead
 from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.derivatives import derivatives

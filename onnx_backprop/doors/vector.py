@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from math import prod
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -14,6 +12,7 @@ from onnx import ModelProto
 
 from onnx_backprop.doors import library
 from onnx_backprop.doors.function import Arguments, function
+from onnx_backprop.functions import Vector, joined
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 
 Feeds = Mapping[str, np.ndarray]
@@ -56,22 +55,18 @@ class VectorFunction:
         if missing := [name for name in f.inputs if name not in known]:
             raise InvalidArgumentError(f"feeds: expected a value of {missing[0]!r}")
         self._known = known
-        self._shapes = [known[name].shape for name in f.variables]
-        self._ends = np.cumsum([0, *map(prod, self._shapes)])
-        self.start = _joined([known[name] for name in f.variables])
+        self._x = Vector({name: known[name].shape for name in f.variables})
+        self.start = joined(known[name] for name in f.variables)
 
     def split(self, x: np.ndarray) -> dict[str, np.ndarray]:
         """{variable: array} of a vector."""
-        if np.shape(x) != (self._ends[-1],):
-            raise InvalidArgumentError(f"expected a vector of {self._ends[-1]} numbers, got the shape {np.shape(x)}")
-        parts = zip(self.function.variables, self._shapes, pairwise(self._ends), strict=True)
-        return {name: np.reshape(x[start:end], shape) for name, shape, (start, end) in parts}
+        return self._x.split(x)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Y, all float outputs."""
         f = self.function
         results = zip(f.outputs, f(*self._arrays(x)), strict=True)
-        return _joined([y for name, y in results if name in f.targets])
+        return joined(y for name, y in results if name in f.targets)
 
     def jac(self, x: np.ndarray) -> np.ndarray:
         """∂y/∂x, dense."""
@@ -91,32 +86,27 @@ class VectorFunction:
         arrays, f = self._arrays(x), self.function
 
         def forward(v: np.ndarray) -> np.ndarray:
-            return _joined(f.jvp(*arrays, *self.split(np.ravel(v)).values()))
+            return joined(f.jvp(*arrays, *self.split(np.ravel(v)).values()))
 
         def reverse(u: np.ndarray) -> np.ndarray:
-            return _joined(f.vjp(*arrays, *self._seeds(x, np.ravel(u))))
+            return joined(f.vjp(*arrays, *self._seeds(x, np.ravel(u))))
 
-        shape = self(x).size, self._ends[-1]
+        shape = self(x).size, self._x.size
         return operator(shape, matvec=forward, rmatvec=reverse, dtype=np.dtype(np.float64))
 
     def _arrays(self, x: np.ndarray) -> list[np.ndarray]:
-        arrays = self._known | self.split(np.asarray(x))
+        arrays = self._known | self.split(x)
         return [arrays[name] for name in self.function.inputs]
 
     def _seeds(self, x: np.ndarray, v: np.ndarray) -> list[np.ndarray]:
         """A vector like y in the shapes of the outputs."""
         f = self.function
         shapes = f.lengths(*(array.shape for array in self._arrays(x)))
-        kept = [shape for name, shape in zip(f.outputs, shapes, strict=True) if name in f.targets]
-        ends = np.cumsum([0, *map(prod, kept)])
-        return [np.reshape(v[a:b], shape) for shape, (a, b) in zip(kept, pairwise(ends), strict=True)]
+        y = Vector({name: shape for name, shape in zip(f.outputs, shapes, strict=True) if name in f.targets})
+        return list(y.split(v).values())
 
     def _blocks(self, blocks: Sequence[np.ndarray], count: int) -> np.ndarray:
         """A matrix of blocks, `count` of them a row, each with the axes of a variable as its last."""
-        sizes = np.diff(self._ends)
+        sizes = self._x.sizes
         flat = [block.reshape(-1, sizes[at % count]) for at, block in enumerate(blocks)]
         return np.block([flat[at : at + count] for at in range(0, len(flat), count)]).astype(np.float64)
-
-
-def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.ravel(array) for array in arrays]).astype(np.float64)

@@ -5,10 +5,10 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from onnx import FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import FunctionProto, GraphProto, TensorProto, ValueInfoProto, numpy_helper
 
 from onnx_backprop.opset.graphs.types import Dims, shape_dims
-from onnx_backprop.opset.graphs.walk import is_standard, subgraphs
+from onnx_backprop.opset.graphs.walk import constant_tensor, subgraphs
 
 CONSTANT_LIMIT = 64  # entries; shapes, scales and regions of interest are shorter
 
@@ -32,8 +32,8 @@ class Scope:
             if tensor.name not in inputs:  # another one is a default that the caller may override
                 self._constants[tensor.name] = tensor
         for node in graph.node:
-            if is_standard(node, "Constant"):
-                self._note_constant(node)
+            if (constant := constant_tensor(node)) is not None:
+                self._constants[node.output[0]] = constant
 
     def _note(self, value: ValueInfoProto) -> None:
         name, tensor = value.name, value.type.tensor_type
@@ -41,15 +41,6 @@ class Scope:
             self._types[name] = element
         if tensor.HasField("shape"):
             self._dims[name] = shape_dims(tensor.shape)
-
-    def _note_constant(self, node: NodeProto) -> None:
-        for attribute in node.attribute:
-            if attribute.name == "value":
-                self._constants[node.output[0]] = attribute.t
-            elif attribute.name == "value_ints":
-                self._constants[node.output[0]] = helper.make_tensor(
-                    "", TensorProto.INT64, [len(attribute.ints)], attribute.ints
-                )
 
     def dims(self, name: str) -> Dims | None:
         """The dimensions of a tensor; None when not even its rank is known."""

@@ -105,16 +105,6 @@ def matrix(taps: Taps) -> Float64Array:
     return w
 
 
-def apply(taps: Taps, x: Float64Array, axis: int) -> Float64Array:
-    """y = W·x along one axis."""
-    shape = [1] * x.ndim
-    shape[axis] = -1
-    y = np.zeros((*x.shape[:axis], len(taps.indices), *x.shape[axis + 1 :]))
-    for column, weight in zip(taps.indices.T, taps.weights.T, strict=True):
-        y += x.take(column, axis=axis) * weight.reshape(shape)
-    return y
-
-
 def apply_transpose(taps: Taps, dy: Float64Array, axis: int) -> Float64Array:
     """dx = Wᵀ·dy along one axis: each source pixel sums, in a fixed order, the runs of dy that read it."""
     dx = np.zeros((*dy.shape[:axis], taps.length, *dy.shape[axis + 1 :]))

@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import itertools
 import random
-import re
 import sys
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
-import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, checker, helper
 
 import onnx_backprop as ob
+from tests.conformance.grid import Report, check_batch, reason, session_on, show
 
 OPERATORS = ("Conv", "ConvTranspose")
 RANDOM_CASES = 4400  # per operator, besides the grid over one axis
+REASON = 120  # characters of one
 TOLERANCE = 2e-5  # of the sum of the magnitudes
 # Nodes per model. A session costs more than a node; the many small nodes of the bodies in standard operators take
 # onnxruntime a time that grows faster than their number.
@@ -208,15 +208,6 @@ def model_of(parts: Sequence[Case]) -> ModelProto:
     )
 
 
-def session_on(model: ModelProto, *, ours: bool = False) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    if ours:
-        return ob.session(model, kernels=None, session_options=options)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
 @lru_cache(maxsize=1024)
 def forward(case: Case) -> np.ndarray | str:
     """What onnxruntime computes, or why it does not."""
@@ -224,13 +215,7 @@ def forward(case: Case) -> np.ndarray | str:
         session = session_on(model_of([case]))
         return np.asarray(session.run(None, case.feeds("0"))[0])
     except Exception as e:  # noqa: BLE001 - whatever onnxruntime raises is its refusal
-        return _reason(str(e))
-
-
-def _reason(message: str) -> str:
-    """An error of onnxruntime without its numbers."""
-    text = re.sub(r".*(Status Message|Error\]|FAIL :|exception:)", "", message.replace("\n", " "))
-    return re.sub(r"\s+", " ", re.sub(r"[-{]?\d[\d,}]*", "#", text)).strip(" :")[:120]
+        return reason(str(e), REASON)
 
 
 def gradients(chosen: Sequence[Case], kernels: str) -> list[tuple[np.ndarray, np.ndarray, Arrays]]:
@@ -285,28 +270,6 @@ def verdict(case: Case, y: np.ndarray, dy: np.ndarray, grads: Arrays) -> str | N
     return None
 
 
-def check(case: Case, kernels: str) -> str | None:
-    """What is wrong with a node that onnxruntime runs, None when nothing is; raises what the converter raises."""
-    (found,) = gradients([case], kernels)
-    return verdict(case, *found)
-
-
-@dataclass
-class Report:
-    """Counts of one operator: right, refused by onnxruntime or by us (with reasons), and what is wrong."""
-
-    right: int = 0
-    not_run: Counter[str] = field(default_factory=Counter)
-    refused: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    wrong: list[str] = field(default_factory=list)
-
-    def add(self, case: Case, found: str | None) -> None:
-        if found is None:
-            self.right += 1
-        else:
-            self.wrong.append(f"{case}: {found}")
-
-
 def report(kernels: str, chosen: Iterable[Case] | None = None) -> dict[str, Report]:
     """Check the chosen cases (default: all) on a route; one report per operator."""
     reports = {op_type: Report() for op_type in OPERATORS}
@@ -326,32 +289,10 @@ def report(kernels: str, chosen: Iterable[Case] | None = None) -> dict[str, Repo
 
 
 def _check_batch(batch: list[Case], kernels: str, reports: dict[str, Report]) -> None:
-    try:
-        for case, found in zip(batch, gradients(batch, kernels), strict=True):
-            reports[case.op_type].add(case, verdict(case, *found))
-    except Exception:  # noqa: BLE001 - one of them; each alone tells which
-        for case in batch:
-            try:
-                reports[case.op_type].add(case, check(case, kernels))
-            except ob.OnnxBackpropError as e:
-                reports[case.op_type].refused[f"{type(e).__name__}: {_reason(e.message)}"].append(str(case))
-            except Exception as e:  # noqa: BLE001 - a run that fails where the forward runs
-                reports[case.op_type].wrong.append(f"{case}: failed: {e}")
+    def verdicts(some: Sequence[Case]) -> list[str | None]:
+        return [verdict(case, *found) for case, found in zip(some, gradients(some, kernels), strict=True)]
 
-
-def show(reports: dict[str, Report]) -> str:
-    """The reports as text."""
-    lines = []
-    for op_type, counts in reports.items():
-        refused = sum(len(names) for names in counts.refused.values())
-        lines.append(
-            f"{op_type}: {counts.right} right, {len(counts.wrong)} wrong, {refused} refused, "
-            f"{counts.not_run.total()} not run by onnxruntime"
-        )
-        lines += [f"  not run: {n} × {why}" for why, n in counts.not_run.most_common()]
-        lines += [f"  refused: {len(names)} × {why}, as {names[0]}" for why, names in counts.refused.items()]
-        lines += [f"  WRONG: {what}" for what in counts.wrong[:20]]
-    return "\n".join(lines)
+    check_batch(batch, verdicts, reports, "op_type", REASON)
 
 
 if __name__ == "__main__":

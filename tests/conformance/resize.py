@@ -12,11 +12,9 @@ all of them and prints the counts.
 from __future__ import annotations
 
 import math
-import re
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -25,10 +23,12 @@ import onnxruntime
 from onnx import ModelProto, helper
 
 import onnx_backprop as ob
+from tests.conformance.grid import Report, check_batch, reason, session_on, show
 from tests.conformance.resize_cases import Case, cases
 
-__all__ = ["Case", "Report", "cases", "check", "report", "show"]
+__all__ = ["Case", "Report", "cases", "report", "show"]
 
+REASON = 150  # characters of one
 TOLERANCE = 2e-5
 BATCH = 50
 
@@ -48,15 +48,6 @@ def model_of(parts: Sequence[Case], *, tagged: bool) -> ModelProto:
     opset = parts[0].opset
     assert all(case.opset == opset for case in parts)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10 if opset > 13 else 7)
-
-
-def session_on(model: ModelProto, *, ours: bool = False) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    if ours:
-        return ob.session(model, kernels=None, session_options=options)
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 @lru_cache(maxsize=64)
@@ -88,7 +79,7 @@ def forward(case: Case) -> np.ndarray | str:
         session = _forward_session(*key(case))
         y = np.asarray(session.run(None, fed)[0])
     except Exception as e:  # noqa: BLE001 - whatever onnxruntime raises is its refusal
-        return _reason(str(e))
+        return reason(str(e), REASON)
     return y if np.isfinite(y).all() else "0/0: exclude_outside drops every tap of a pixel"
 
 
@@ -98,12 +89,6 @@ def _without_x(case: Case, y: np.ndarray) -> np.ndarray:
         return y.astype(np.float64)
     fed = {"x": np.zeros(case.shape, np.float32)} | case.parameters
     return y.astype(np.float64) - np.asarray(_forward_session(*key(case)).run(None, fed)[0])
-
-
-def _reason(message: str) -> str:
-    """An error of onnxruntime without its numbers."""
-    text = re.sub(r".*(Status Message|Error\]|FAIL :|exception:)", "", message.replace("\n", " "))
-    return re.sub(r"\s+", " ", re.sub(r"[-{]?\d[\d,}]*", "#", text)).strip(" :")[:150]
 
 
 Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # y, dy, dx
@@ -165,32 +150,6 @@ def verdict(case: Case, y: np.ndarray, dy: np.ndarray, dx: np.ndarray) -> str | 
     return None
 
 
-def check(case: Case, kernels: str) -> str | None:
-    """What is wrong with a node that onnxruntime runs, None when nothing is; raises what the converter raises."""
-    (found,) = gradients([case], kernels)
-    return verdict(case, *found)
-
-
-@dataclass
-class Report:
-    """Counts of one family: right, refused by onnxruntime or by us (with reasons), and what is wrong."""
-
-    right: int = 0
-    not_run: Counter[str] = field(default_factory=Counter)
-    refused: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    wrong: list[str] = field(default_factory=list)
-
-    @property
-    def total(self) -> int:
-        return self.right + len(self.wrong) + self.not_run.total() + sum(map(len, self.refused.values()))
-
-    def add(self, case: Case, found: str | None) -> None:
-        if found is None:
-            self.right += 1
-        else:
-            self.wrong.append(f"{case}: {found}")
-
-
 def report(kernels: str, chosen: Iterable[Case] | None = None) -> dict[str, Report]:
     """Check the chosen cases (default: all) on a route; one report per family."""
     reports: dict[str, Report] = defaultdict(Report)
@@ -211,32 +170,10 @@ def report(kernels: str, chosen: Iterable[Case] | None = None) -> dict[str, Repo
 
 
 def _check_batch(batch: list[Case], kernels: str, reports: dict[str, Report]) -> None:
-    try:
-        for case, found in zip(batch, gradients(batch, kernels), strict=True):
-            reports[case.family].add(case, verdict(case, *found))
-    except Exception:  # noqa: BLE001 - one of them; each alone tells which
-        for case in batch:
-            try:
-                reports[case.family].add(case, check(case, kernels))
-            except ob.OnnxBackpropError as e:
-                reports[case.family].refused[f"{type(e).__name__}: {_reason(e.message)}"].append(str(case))
-            except Exception as e:  # noqa: BLE001 - a run that fails where the forward runs
-                reports[case.family].wrong.append(f"{case}: failed: {e}")
+    def verdicts(some: Sequence[Case]) -> list[str | None]:
+        return [verdict(case, *found) for case, found in zip(some, gradients(some, kernels), strict=True)]
 
-
-def show(reports: dict[str, Report]) -> str:
-    """The reports as text."""
-    lines = []
-    for family, counts in reports.items():
-        refused = sum(len(names) for names in counts.refused.values())
-        lines.append(
-            f"{family}: {counts.right} right, {len(counts.wrong)} wrong, {refused} refused, "
-            f"{counts.not_run.total()} not run by onnxruntime"
-        )
-        lines += [f"  not run: {n} × {why}" for why, n in counts.not_run.most_common()]
-        lines += [f"  refused: {len(names)} × {why}, as {names[0]}" for why, names in counts.refused.items()]
-        lines += [f"  WRONG: {what}" for what in counts.wrong[:20]]
-    return "\n".join(lines)
+    check_batch(batch, verdicts, reports, "family", REASON)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from onnx_backprop.converters.reverse.batching import registry
 from onnx_backprop.converters.reverse.batching.elementwise import POINTWISE
 from onnx_backprop.converters.reverse.builder import Builder
 from tests.conformance import operators, vmap
-from tests.converters.derivatives.test_vmap import CASES
+from tests.converters.derivatives.test_vmap_forms import CASES
 from tests.support.gradient_checks import Case
 
 SEED = 5

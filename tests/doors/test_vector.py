@@ -80,5 +80,5 @@ def test_what_is_refused() -> None:
     with pytest.raises(ob.InvalidArgumentError, match="the model has no input 'q'"):
         ob.vector_function(waves(), feeds={"q": B})
     r = ob.vector_function(residuals(), wrt=["a"], feeds={**FEEDS, "df": np.ones(2)})
-    with pytest.raises(ob.InvalidArgumentError, match=r"expected a vector of 1 numbers, got the shape \(2,\)"):
+    with pytest.raises(ob.InvalidArgumentError, match=r"expected a vector of 1 numbers, got an array of shape \(2,\)"):
         r(np.ones(2))

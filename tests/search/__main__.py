@@ -19,11 +19,11 @@ import onnx
 from onnx import ModelProto
 
 from tests.fuzz import pool
+from tests.search.draw import drawn
 from tests.search.dress import dress
 from tests.search.generate import Feeds
 from tests.search.oracles import ORACLES, examine, kind
 from tests.search.shrink import shrunk
-from tests.search.steps import drawn
 
 SECONDS, BYTES = 400.0, 8 * 2**30  # of one model with all its oracles, shrinking included
 SHRUNK = 2  # findings of one kind that are made small

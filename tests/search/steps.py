@@ -1,12 +1,11 @@
-"""Steps that a random graph grows by, each a node or a few, and whole models of them."""
+"""Steps that a random graph grows by, each a node or a few."""
 
 from __future__ import annotations
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import TensorProto, helper
 
-from onnx_backprop.opset.graphs.walk import reads
-from tests.search.generate import DEPTH, Feeds, Graph, RejectedError, info_of, run_stock, step, wrapped
+from tests.search.generate import Graph, RejectedError, step
 
 SMOOTH = "Tanh Sigmoid Softplus Erf Softsign Sin Cos Atan Exp Neg Identity Mish Gelu Sinh Asinh Reciprocal Log Sqrt"
 PIECES = "Relu Abs Elu Selu LeakyRelu HardSigmoid HardSwish Celu ThresholdedRelu Floor Sign Clip Round Dropout"
@@ -378,120 +377,3 @@ def recurrent(g: Graph) -> None:
         hidden_size=hidden,
         direction=["forward", "bidirectional"][both - 1],
     )
-
-
-def _result(g: Graph, like: np.ndarray, fallback: str) -> str:
-    """A value of the graph's own of a type and shape, late ones first."""
-    own = {n for node in g.nodes for n in node.output}
-    names = [n for n, v in g.seen.items() if n in own and v.dtype == like.dtype and v.shape == like.shape]
-    return names[-1] if names else g.emit("Identity", [fallback])
-
-
-@step(2)
-def branches(g: Graph) -> None:
-    if g.depth >= DEPTH:
-        raise RejectedError
-    x = g.value()
-    fed = [n for n, v in g.seen.items() if v.dtype.kind == "b" and v.size == 1]
-    condition = str(g.pick(fed)) if fed and g.chance(0.8) else g.constant(bool(g.chance(0.5)), np.bool_)
-    graphs = []
-    for _ in range(2):
-        inner = g.inner()
-        inner.grow(int(g.rng.integers(0, 5)))
-        graphs.append(inner.proto([_result(inner, g.seen[x], x)]))
-    g.emit("If", [condition], then_branch=graphs[0], else_branch=graphs[1])
-
-
-@step(1.5)
-def loops(g: Graph) -> None:
-    if g.depth >= DEPTH:
-        raise RejectedError
-    x, scan, d = g.value(lambda v: v.size > 0), g.chance(0.5), "abc"[g.depth]
-    states = {f"s{d}{len(g.seen)}": g.seen[x]}
-    xs = ""
-    if scan:
-        xs = g.value(lambda v: v.ndim > 0 and v.size > 0)  # of nothing a Scan may end the process
-        inner = g.inner(**states, **{f"e{d}{len(g.seen)}": g.seen[xs][0]})
-    else:
-        inner = g.inner(**{f"i{d}{len(g.seen)}": np.int64(0), f"c{d}{len(g.seen)}": np.bool_(True)}, **states)
-    inner.seen = {k: np.asarray(v) for k, v in inner.seen.items()}
-    inner.grow(int(g.rng.integers(1, 5)))
-    state = next(iter(states))
-    result = _result(inner, g.seen[x], state)
-    own = [n for node in inner.nodes for n in node.output if n in inner.seen]
-    floats = [n for n in own if inner.seen[n].dtype.kind == "f" and inner.seen[n].size]
-    each = [n for n in floats if n != result][-1:] if g.chance(0.6) else []  # one twice is garbage in onnxruntime
-    if scan:
-        body = inner.proto([result, *each])
-        g.emit(
-            "Scan",
-            [x, xs],
-            1 + len(each),
-            body=body,
-            num_scan_inputs=1,
-            **({"scan_input_directions": [1]} if g.chance(0.3) else {}),
-        )
-    else:
-        going = inner.emit("Identity", [next(n for n in inner.inputs if n.startswith("c"))])
-        trips = g.constant(
-            int(g.rng.integers(1 if each else 0, 4))
-        )  # of no step at all onnxruntime takes symbols for 0
-        start = g.constant(True, np.bool_) if g.chance(0.5) else ""
-        g.emit("Loop", [trips, start, x], 1 + len(each), body=inner.proto([going, result, *each]))
-
-
-@step(1)
-def sequences(g: Graph) -> None:
-    x = g.value(lambda v: v.ndim > 0)
-    name = g.name("q")
-    if g.chance(0.5):
-        pair = [x, g.value(lambda v: v.dtype == g.seen[x].dtype and v.shape == g.seen[x].shape)]
-        make = helper.make_node("SequenceConstruct", pair, [name], name=name)
-    else:
-        make = helper.make_node("SplitToSequence", [x], [name], name=name, axis=0, keepdims=int(g.chance(0.5)))
-        pair = [x]
-    at = g.constant(0)
-    take = helper.make_node("SequenceAt", [name, at], [f"{name}_"], name=f"{name}_")
-    if g.chance(0.5):
-        take = helper.make_node("ConcatFromSequence", [name], [f"{name}_"], name=f"{name}_", axis=0)
-    infos = [info_of(n, g.seen[n]) for n in dict.fromkeys([*pair, at])]
-    graph = helper.make_graph([make, take], "g", infos, [helper.make_empty_tensor_value_info(f"{name}_")])
-    try:
-        (g.seen[f"{name}_"],) = run_stock(wrapped(graph, g.opset), g.seen)
-    except Exception as e:  # noqa: BLE001 - of many classes
-        raise RejectedError(str(e)) from None
-    g.nodes += [make, take]
-
-
-def drawn(seed: int, number: int) -> tuple[ModelProto, Feeds]:
-    """A model and what it is fed, as plain as it comes; `dress` makes a file of it."""
-    rng = np.random.default_rng([seed, number])
-    g = Graph(rng, int(rng.integers(13, 24)), np.float64 if rng.random() < 0.5 else np.float32)
-    rows = int(rng.integers(1, 4))
-    for _ in range(int(rng.integers(1, 4))):
-        rank = int(rng.integers(0, 4))
-        lengths = rng.choice([1, 2, 3, 4], rank, p=[0.2, 0.35, 0.3, 0.15])
-        shape = (rows, *map(int, lengths)) if rng.random() < 0.8 else tuple(map(int, lengths))
-        if rng.random() < 0.02:
-            shape = (*shape, 0)
-        name = g.name("x")
-        g.inputs[name] = g.seen[name] = rng.uniform(-2, 2, shape).astype(g.dtype)
-    if rng.random() < 0.3:
-        name = g.name("n")
-        g.inputs[name] = g.seen[name] = rng.integers(0, 5, rows)
-    if rng.random() < 0.3:
-        name = g.name("t")
-        g.inputs[name] = g.seen[name] = np.asarray(rng.random() < 0.5)
-    g.grow(int(rng.integers(8, 50)))
-    used = {n for node in g.nodes for n in reads(node)}
-    ends = [n for node in g.nodes for n in node.output if n in g.seen and n not in used and g.seen[n].dtype.kind == "f"]
-    floats = [n for node in g.nodes for n in node.output if n in g.seen and g.seen[n].dtype.kind == "f"]
-    if not floats:
-        return drawn(seed, number + 10**9)
-    outputs = list(dict.fromkeys([*(ends[-4:] or floats[-1:]), *(rng.choice(floats, 1) if rng.random() < 0.3 else [])]))
-    model = wrapped(g.proto([str(n) for n in outputs]), g.opset)
-    try:
-        run_stock(model, g.inputs)
-    except Exception:  # noqa: BLE001 - its optimisers fail where its nodes did not
-        return drawn(seed, number + 10**9)
-    return model, dict(g.inputs)

@@ -7,10 +7,10 @@ import pytest
 from onnx import ModelProto, parser
 
 from tests.search.__main__ import dressed
+from tests.search.draw import drawn
 from tests.search.generate import Feeds
 from tests.search.oracles import ORACLES, examine
 from tests.search.shrink import shrunk
-from tests.search.steps import drawn
 from tests.support.broken_rules import break_rule, scaled
 
 MODELS = range(4)

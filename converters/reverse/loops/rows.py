@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.expand import drop_unread
+from onnx_backprop.converters.reverse.expand import drop_dead, drop_unread
 from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.reverse.loops.steps import Pairs, body_of
 from onnx_backprop.opset.graphs.order import ancestors
@@ -197,9 +197,7 @@ def drop_row_gradients(graph: ir.Graph) -> None:
             continue
         body, states = body_of(node), about.pop("added")
         del body.outputs[1 + _STATES :]
-        for inner in reversed(list(body)):
-            if not any(value.uses() or value in body.outputs for value in inner.outputs):
-                body.remove(inner, safe=True)
+        drop_dead(body)
         if states:
             del body.inputs[-states:]
             node.resize_inputs(len(node.inputs) - states)

@@ -3,7 +3,7 @@
 import argparse
 
 from onnx_backprop import check_gradients
-from onnx_backprop.command.options import read_arrays, save_page, say, shared
+from onnx_backprop.command.options import by_name, read_arrays, save_page, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
 
 
@@ -12,16 +12,8 @@ def run(arguments: argparse.Namespace) -> int:
     feeds = read_arrays(arguments.feeds, "--feeds")
     report = check_gradients(
         arguments.model,
-        wrt=arguments.wrt,
-        of=arguments.of,
-        stop=arguments.stop,
         feeds=None if feeds is None else dict(feeds),
-        seed=arguments.seed,
-        kernels=arguments.kernels,
-        device=arguments.device,
-        tolerance=arguments.tolerance,
-        nodes=arguments.nodes,
-        float64=arguments.float64,
+        **by_name(arguments, "wrt of stop seed kernels device tolerance nodes float64"),
     )
     say(arguments, str(report))
     if arguments.save_repro and report.repro is not None:

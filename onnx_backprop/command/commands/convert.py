@@ -14,7 +14,8 @@ from onnx import ModelProto, ValueInfoProto
 from onnx_backprop.command.options import (
     NO_LOSS,
     ROWS,
-    free_of,
+    by_name,
+    derivative_options,
     numbers_of,
     per_sample_of,
     say,
@@ -72,13 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             graph = training_graph(
                 model,
-                kernels=arguments.kernels,
-                inline=arguments.inline,
                 lengths=numbers_of(arguments, "lengths", "NAME=N with N of 1 or more, as batch=8", least=1),
                 wrt_inputs=arguments.wrt or (),
                 optimizer=None if arguments.optimizer is None else optimizer_of(arguments),
-                training_mode=arguments.training_mode,
-                frozen_statistics=arguments.frozen_statistics,
+                **by_name(arguments, "kernels inline training_mode frozen_statistics"),
                 **training_options(arguments),
             )
             result = graph.model
@@ -100,17 +98,7 @@ def _write_family(arguments: argparse.Namespace) -> int:
     there = [path for path in members(target) if path.exists()]
     if there and not arguments.force:
         raise InvalidArgumentError(f"-o: {there[0]} exists. Give another name, or --force to replace it")
-    paths = family(
-        arguments.model,
-        target,
-        wrt=arguments.wrt,
-        stop=arguments.stop,
-        free=free_of(arguments),
-        kernels=arguments.kernels,
-        straight_through=arguments.straight_through,
-        strict=arguments.strict,
-        checkpoint=arguments.checkpoint,
-    )
+    paths = family(arguments.model, target, **derivative_options(arguments))
     for path in paths:
         say(arguments, f"written: {path}")
     return 0
@@ -129,19 +117,7 @@ def differentiated(arguments: argparse.Namespace, model: ModelProto) -> ModelPro
         raise InvalidArgumentError(f"--axes: goes with --mode vmap, got {mode}")
     more: dict[str, Any] = {"batched": True} if arguments.batched else {}
     more |= {"per_sample": per_sample_of(arguments)} if mode in OF_ROWS else {}
-    return MODES[mode](
-        model,
-        wrt=arguments.wrt,
-        of=arguments.of,
-        stop=arguments.stop,
-        free=free_of(arguments),
-        kernels=arguments.kernels,
-        inline=arguments.inline,
-        straight_through=arguments.straight_through,
-        strict=arguments.strict,
-        checkpoint=arguments.checkpoint,
-        **more,
-    )
+    return MODES[mode](model, of=arguments.of, inline=arguments.inline, **derivative_options(arguments), **more)
 
 
 def _mapped(arguments: argparse.Namespace, model: ModelProto) -> ModelProto:

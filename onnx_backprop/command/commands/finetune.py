@@ -20,7 +20,7 @@ from onnx_backprop.command.commands.train import (
     write_report_of,
 )
 from onnx_backprop.command.files import check_folder
-from onnx_backprop.command.options import ROWS, say, shared
+from onnx_backprop.command.options import ROWS, by_name, say, shared
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.training import (
     SCHEDULES,
@@ -121,13 +121,7 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     plan = _plan(arguments, adapted, batches, measured)
     say(arguments, "\n".join((graph.summary(most=ROWS), *lines_of(plan))))
     note("opening it in onnxruntime")
-    trainer = Trainer(
-        graph,
-        learning_rate=arguments.learning_rate,
-        seed=arguments.seed,
-        device=arguments.device,
-        read_every=arguments.read_every,
-    )
+    trainer = Trainer(graph, **by_name(arguments, "learning_rate seed device read_every"))
     checkpoint = target / CHECKPOINT
     for pairs in (batches, measured):
         if isinstance(pairs, PairBatches):

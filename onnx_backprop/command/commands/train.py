@@ -16,7 +16,7 @@ import numpy as np
 from onnx_backprop import __version__
 from onnx_backprop.command.files import best_beside, checkpoint_beside
 from onnx_backprop.command.images import OF_IMAGES, of_images, rows_of, scale_of
-from onnx_backprop.command.options import ROWS, compilation_shown, say, shared, training_options
+from onnx_backprop.command.options import ROWS, by_name, compilation_shown, say, shared, training_options
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.supervise import supervise
 from onnx_backprop.command.training import (
@@ -86,13 +86,9 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     note("opening it in onnxruntime")
     trainer = Trainer(
         graph,
-        learning_rate=arguments.learning_rate,
         seed=arguments.seed or None,
         communicator=communicator,
-        sync_batch_norm=arguments.sync_batch_norm,
-        shard_update=arguments.shard_update,
-        device=arguments.device,
-        read_every=arguments.read_every,
+        **by_name(arguments, "learning_rate sync_batch_norm shard_update device read_every"),
     )
     if arguments.resume and anywhere(communicator, communicator.rank == 0 and checkpoint.is_file()):
         trainer.load(checkpoint)
@@ -151,13 +147,7 @@ def fit_of(
     all_calls = [*callbacks, *([keep_norms] if arguments.report else [])]
     with compilation_shown(quiet=arguments.quiet):
         records = trainer.fit(
-            loader,
-            arguments.epochs,
-            callbacks=all_calls,
-            every=arguments.every,
-            log=arguments.log,
-            progress=not arguments.quiet,
-            **more,
+            loader, callbacks=all_calls, progress=not arguments.quiet, **by_name(arguments, "epochs every log"), **more
         )
     return records, norms
 
@@ -279,7 +269,7 @@ def _other_loss(missing: Sequence[str], arrays: Mapping[str, Any]) -> str:
 
 def step_options(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict[str, Any]:
     """What train and web hand on to `training_graph`."""
-    modes = {name: getattr(arguments, name) for name in ("training_mode", "frozen_statistics")}
+    modes = by_name(arguments, "training_mode frozen_statistics")
     objective = {"loss": loss_with(arguments, data), "optimizer": optimizer_of(arguments)}
     return training_options(arguments) | modes | objective
 

@@ -7,29 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import ModelProto, numpy_helper, parser
+from onnx import ModelProto
 
 import onnx_backprop as ob
-from tests.support.adjoint import run as run_session
+from tests.support.vmap_checks import Feeds, model_of, run
 
 SEED = 23
 ROWS = 5
-Feeds = dict[str, np.ndarray]
 
 
 def drawn(*shape: int, seed: int = SEED) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
-
-
-def model_of(text: str, **weights: np.ndarray) -> ModelProto:
-    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
-    return model
-
-
-def run(model: ModelProto, feeds: Feeds) -> Feeds:
-    session = ob.session(model)
-    return dict(zip([value.name for value in session.get_outputs()], run_session(session, feeds), strict=True))
 
 
 # {name: the model, the shapes of rows of its inputs}

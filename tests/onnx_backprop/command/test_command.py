@@ -138,11 +138,11 @@ def test_verbose_shows_what_the_converters_report(
     logger = logging.getLogger("onnx_backprop")
 
     def report(*_: object, **__: object) -> ModelProto:
-        logging.getLogger("onnx_backprop.converters.rules.resize").info("Resize 'up': by InterpolateBackward")
+        logging.getLogger("onnx_backprop.converters.rules.resize").info("Resize 'up': its gradient is ResizeGrad")
         return parser.parse_model(MODEL)
 
     monkeypatch.setattr(convert, "differentiated", report)
-    for option, shown in (("--verbose", "Resize 'up': by InterpolateBackward\n"), ("--force", "")):
+    for option, shown in (("--verbose", "Resize 'up': its gradient is ResizeGrad\n"), ("--force", "")):
         assert command.main(["convert", "small.onnx", "-o", "out.onnx", "--force", option]) == 0
         assert capsys.readouterr().err == shown
     assert logger.handlers == []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from onnx_backprop.opset.core.op import Op
-from onnx_backprop.opset.maths.interpolation import Taps, apply, apply_transpose, matrix, onednn_taps, resample_taps
+from onnx_backprop.opset.maths.interpolation import Taps, apply_transpose, matrix, onednn_taps, resample_taps
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.loops import BY_LOOPS, interpolate, resample
 from tests.opset.operators import naive
@@ -22,6 +22,11 @@ LENGTHS = range(1, 13)
 SPEC_CASES = list(product(("nearest", "linear"), ("half_pixel", "align_corners")))
 HALF = Fraction(1, 2)
 each_reference = pytest.mark.parametrize("operators", [BY_NAME, BY_LOOPS], ids=["reference", "numba"])
+
+
+def apply(taps: Taps, x: np.ndarray, axis: int) -> np.ndarray:
+    """y = W·x along one axis."""
+    return np.moveaxis(np.tensordot(matrix(taps), x, (1, axis)), 0, axis)
 
 
 def loops_spec_taps(mode: str, coordinates: str, length: int, out: int) -> Taps:
