@@ -62,6 +62,8 @@ class Gather(Record):
     as_cells: bool = False  # NCX data as cells
     pitch: int = 0  # floats from cell to cell, or of a tile
     line: int = 0  # cells of rows that are turned together
+    at_once: int = 0  # tiles of output channels for which cells are split, where these are columns in place
+    together: int = 0  # tiles of cells that are split while as many are multiplied
     round_groups: int = 0  # what is packed at a time: whole groups, or some tiles of one
     round_tiles: int = 0
     block: int = 0  # channels of one, of a depthwise convolution

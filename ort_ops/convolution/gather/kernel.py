@@ -21,6 +21,7 @@ from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.depthwise.channels import gather_depthwise_cells, gather_depthwise_transposed
 from onnx_backprop.ort_ops.convolution.depthwise.planes import gather_depthwise
+from onnx_backprop.ort_ops.convolution.gather.columns import gather_columns, split_turned_panel
 from onnx_backprop.ort_ops.convolution.gather.fallback import gather_far
 from onnx_backprop.ort_ops.convolution.gather.matrices import gather_matrices, split_panel
 from onnx_backprop.ort_ops.convolution.gather.panels import gather_panels
@@ -54,6 +55,12 @@ def _pack_parts(call, p, unit, scratch):
     of_tap = (p.c.s + DEPTH - 1) // DEPTH * GROUP
     number = unit - phase.first_unit
     _panel(call, p, phase, number, panel)
+    if p.at_once:
+        depth, wide = DEPTH // p.step[2], p.step[2]
+        of_tap = (p.c.s + depth - 1) // depth * GROUP // wide
+        target = call.shared + number * phase.taps * of_tap
+        split_turned_panel(target, panel, phase.taps, p.c.s, wide, scratch + p.offsets.lines)
+        return
     split_panel(call.shared + 4 * phase.pack_at + number * phase.taps * of_tap, panel, phase.taps, p.c.s)
 
 
@@ -173,6 +180,7 @@ def _strategy(name: str, gather: Any, *, packs: bool = False, tiled: bool = Fals
 
 PACK = stage("gather_pack", par.Gather, _pack)
 PACK_PARTS = stage("gather_pack_parts", par.Gather, _pack_parts)
+COLUMNS_IN_PLACE = _strategy("columns", gather_columns, packs=True)
 MATRICES = _strategy("matrices", gather_matrices, packs=True)
 PLANES = _strategy("planes", gather_planes, packs=True)
 PANELS = _strategy("panels", gather_panels, packs=True)
