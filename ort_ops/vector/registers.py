@@ -143,6 +143,30 @@ def _rows(function: ir.Function, *, name: str, one: Make) -> None:
     leave.ret_void()
 
 
+def _copy_between(function: ir.Function) -> None:
+    target, target_row, source, source_row, rows, count, begin, end = function.args
+    entry, vector, row, further, leave = blocks(function, "entry vector row further leave")
+    some = entry.and_(*(entry.icmp_signed(">", n, I64(0)) for n in (rows, count)))
+    entry.cbranch(some, vector.block, leave.block)
+    x = vector.phi(I64)
+    offset = vector.mul(x, I64(ITEM))
+    before, inside, stored = (vector.below(vector.sub(n, x)) for n in (begin, end, count))
+    loaded = vector.and_(inside, vector.not_(before))
+    to_first, at_first = vector.add(target, offset), vector.add(source, offset)
+    vector.branch(row.block)
+    left, to, at = (row.phi(I64) for _ in range(3))
+    row.prefetch(row.add(at, I64(_PREFETCH_BYTES // 4)), level=2)
+    row.put_masked(row.masked(at, loaded), to, stored)
+    fewer = row.sub(left, I64(1))
+    steps = [(left, rows, fewer), (to, to_first, row.add(to, target_row)), (at, at_first, row.add(at, source_row))]
+    carry(steps, vector, row)
+    row.cbranch(row.icmp_signed(">", fewer, I64(0)), row.block, further.block)
+    following = further.add(x, I64(VECTOR))
+    carry([(x, I64(0), following)], entry, further)
+    further.cbranch(further.icmp_signed("<", following, count), vector.block, leave.block)
+    leave.ret_void()
+
+
 def _fetch(function: ir.Function) -> None:
     address, size = function.args
     entry, line, leave = blocks(function, "entry line leave")
@@ -234,6 +258,11 @@ def blend_even(target, source, count):
 @routine(partial(_rows, name="copy", one=partial(_copy, prefetch=False)))  # short, and in caches on one side
 def copy_rows(target, target_row, source, source_row, rows, count):
     """target[r, i] = source[r, i] for r < rows and i < count."""
+
+
+@routine(_copy_between)
+def copy_between(target, target_row, source, source_row, rows, count, begin, end):
+    """target[r, i] = source[r, i] for r < rows and begin <= i < end, 0 for the other i < count."""
 
 
 @routine(partial(_rows, name="merge", one=_merge))

@@ -18,7 +18,7 @@ from onnx_backprop.ort_ops.convolution.gather.planes import (
     tap_starts,
     tiles_of_band,
 )
-from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume, within
+from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
 from onnx_backprop.ort_ops.vector.matrix_tiles import (
     DEPTH,
@@ -94,32 +94,40 @@ def _copy_planes(p, data, first, channels, target, of, low, size, lines, both):
     """
     tensor, length, step, pitch = p.c.source, p.c.source_length, p.step, size[2]
     stride, line, odd = tensor.cells, p.line, lines + 4 * DEPTH * p.line
-    cells = (length - of + step - 1) // step
-    ends = length[0], length[1], cells[2]
+    ends = length[0], length[1], (length[2] - of[2] + step[2] - 1) // step[2]
     strides, tile = (stride[0], stride[1], step[2] * stride[2]), odd + 4 * DEPTH * line
-    dense = p.kind == F32 and step[2] * stride[2] == 1 and (size[1] == 1 or (stride[1] == pitch and step[1] == 1))
-    dense, at_once = dense and within(low, size, cells), max(1, line // pitch)
-    if dense:
-        at_once = size[1]
+    in_place, at_once = p.kind == F32 and strides[2] == 1, max(1, line // pitch)
+    start = min(max(0, -low[2]), pitch)
+    stop = max(start, min(pitch, ends[2] - low[2]))
+    if in_place:
+        at_once = 1
     for z in range(size[0]):
         cell_z = (low[0] + z) * step[0] + of[0]
         for y in range(0, size[1], at_once):
             rows, cell = min(at_once, size[1] - y), (cell_z, (low[1] + y) * step[1] + of[1], low[2])
-            source, from_channel = lines, 4 * line
-            if dense:
-                source, from_channel = data + 4 * (first + dot(cell, stride)), 4 * tensor.c
-            elif both:
-                for i in range(channels):
-                    image = data + 4 * (first + i * tensor.c), 16 * tensor.c, stride, length
-                    copy_pairs(image, cell, step[1], rows, pitch, lines + 4 * i * line, odd + 4 * i * line)
-                _split_turned(target + both, odd, 4 * line, channels, rows * pitch, tile)
+            if in_place:
+                begin, end = start, stop
+                if not (0 <= cell_z < length[0] and 0 <= cell[1] < length[1]):
+                    begin, end = pitch, pitch
+                clear(target, 0, begin * _CELL // 4)
+                source = data + 4 * (first + dot(cell, strides) + begin)
+                _split_turned(target + begin * _CELL, source, 4 * tensor.c, channels, end - begin, tile)
+                clear(target, end * _CELL // 4, (pitch - end) * _CELL // 4)
             else:
                 for i in range(channels):
-                    start = first + i * tensor.c + of[2] * stride[2]
-                    for n in range(rows):
-                        place = cell_z, cell[1] + n * step[1], low[2]
-                        copy_line(p.kind, lines, i * line + n * pitch, data, start, strides, place, pitch, ends)
-            _split_turned(target, source, from_channel, channels, rows * pitch, tile)
+                    image = data + 4 * (first + i * tensor.c), 16 * tensor.c, stride, length
+                    if both:
+                        copy_pairs(image, cell, step[1], rows, pitch, lines + 4 * i * line, odd + 4 * i * line)
+                    else:
+                        for n in range(rows):
+                            place, at = (
+                                (cell_z, cell[1] + n * step[1], low[2]),
+                                first + i * tensor.c + of[2] * stride[2],
+                            )
+                            copy_line(p.kind, lines, i * line + n * pitch, data, at, strides, place, pitch, ends)
+                if both:
+                    _split_turned(target + both, odd, 4 * line, channels, rows * pitch, tile)
+                _split_turned(target, lines, 4 * line, channels, rows * pitch, tile)
             target += rows * pitch * _CELL
 
 
