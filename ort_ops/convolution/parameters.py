@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.records import Record, Triple, size
 from onnx_backprop.ort_ops.convolution.problem import Correlation
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
 
 NONE: Triple = (0, 0, 0)
 
@@ -59,6 +60,7 @@ class Gather(Record):
     low: Triple = NONE  # least and greatest shift
     high: Triple = NONE
     tile: int = 0  # output channels of a tile
+    columns: int = COLUMNS  # cells of a tile, where these are its columns
     as_cells: bool = False  # NCX data as cells
     pitch: int = 0  # floats from cell to cell, or of a tile
     line: int = 0  # cells of rows that are turned together

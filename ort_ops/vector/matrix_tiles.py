@@ -114,9 +114,9 @@ def _tile_function(b: Block, name: str, *arguments: Value, to: ir.Type | None = 
     return b.call(b.library(f"llvm.x86.{name}", to or ir.VoidType(), *kinds), list(arguments))
 
 
-def _write(b: Block, sums: Value, row: Value) -> None:
+def _write(b: Block, sums: Value, row: Value, side: int = 2) -> None:
     for tile in range(4):
-        lies = b.add(sums, b.add(b.mul(row, I64(16 * (tile // 2))), I64(_LINE * (tile % 2))))
+        lies = b.add(sums, b.add(b.mul(row, I64(16 * (tile // side))), I64(_LINE * (tile % side))))
         _tile_function(b, "tilestored64", I8(tile), b.pointer(lies, I8), row)
 
 
@@ -212,7 +212,7 @@ def multiply_columns(kind, sums, sums_row, left, right, groups, target, source, 
     """
 
 
-def _sum_segments(function: ir.Function) -> None:
+def _sum_segments(function: ir.Function, *, tall: bool = False) -> None:
     sums, sums_row, table, segments, groups, *rest = function.args
     operands = rest[:5], rest[5:]
     entry, segment, group, further, leave = blocks(function, "entry segment group further leave")
@@ -225,7 +225,18 @@ def _sum_segments(function: ir.Function) -> None:
     segment.branch(group.block)
     done, *at = (group.phi(I64) for _ in range(3))
     held = {}
-    for order in (pair[::-1] for pair in _ORDER):  # whose right operands, which may cross lines, change less often
+    for part, of_right in _ORDER if tall else ():
+        lies = group.add(at[1], group.mul(operands[1][3], I64(of_right)))
+        if held.get(4) != of_right:
+            held[4] = of_right
+            _tile_function(group, "tileloadd64", I8(4), group.pointer(lies, I8), operands[1][1])
+        lies = group.add(at[0], group.mul(operands[0][3], I64(part)))
+        for n in range(4):  # as many sums as hide how long a product takes; loads take less time
+            _tile_function(group, "tileloadd64", I8(5 + n % 3), group.pointer(lies, I8), operands[0][1])
+            _tile_function(group, "tdpbf16ps", I8(n), I8(5 + n % 3), I8(4))
+            lies = group.add(lies, operands[0][2])
+    # whose right operands, which may cross lines, change less often
+    for order in () if tall else (pair[::-1] for pair in _ORDER):
         for first, start, part, (_, row, tile, parts, _) in zip((4, 6), at, order, operands, strict=True):
             if held.get(first) != part:
                 held[first] = part
@@ -242,7 +253,7 @@ def _sum_segments(function: ir.Function) -> None:
     group.cbranch(group.icmp_signed("<", following, groups), group.block, further.block)
     carry([(number, I64(0), next_segment)], entry, further)
     further.cbranch(further.icmp_signed("<", next_segment, segments), segment.block, leave.block)
-    _write(leave, sums, sums_row)
+    _write(leave, sums, sums_row, 1 if tall else 2)
     leave.ret_void()
 
 
@@ -257,6 +268,15 @@ def sum_segments(
     table: where each segment starts in left and right. Of these: the address, and bytes from row to row of a tile, to
     the second tile, to the next part and to the next group. Between `take_tiles` and `leave_tiles`.
     """
+
+
+@routine(partial(_sum_segments, tall=True))
+def sum_tall_segments(
+    sums, sums_row, table, segments, groups,
+    left, left_row, left_tile, left_part, left_step,
+    right, right_row, right_tile, right_part, right_step,
+):  # fmt: skip
+    """`sum_segments` of 64 rows, in four tiles, and 16 columns."""
 
 
 def _add(function: ir.Function) -> None:

@@ -150,13 +150,13 @@ def in_matrices(sums: Sums) -> Sums | None:
     c = sums.c
     if c.depthwise or not matrix_tiles():
         return None
-    cells = math.prod(sums.count) / COLUMNS
-    tiles = math.ceil(c.s / DEPTH) * math.ceil(c.d / SIDE)
+    cells, sums = math.prod(sums.count) / COLUMNS, replace(sums, matrices=True)
+    tiles = math.ceil(c.s / DEPTH) * math.ceil(c.d / SIDE) / (1 + sums.tall)
     fused = sums.all_taps * c.s * _rows(c.d) * cells
     copied = math.prod(sums.count) * len(sums.residues) * math.ceil(c.s / DEPTH) * DEPTH
     split = SPLIT_CYCLES + (COPY_CYCLES if len(sums.residues) > 1 else 0)  # residues are copied apart first
     products = tiles * cells * sums.all_taps * TILE_CYCLES + SUM_CYCLES * math.ceil(c.d / SIDE) * cells
-    cycles, sums = products + split * copied, replace(sums, matrices=True)
+    cycles = products + split * copied
     if sums.in_pairs:
         columns = replace(sums, columns=True)
         rows, steps = math.prod(sums.count[:2]), sums.all_taps * columns.depth
@@ -222,7 +222,7 @@ def _matrices_arrays(sums: Sums) -> Arrays:
 
     def arrays(band: Sequence[int]) -> dict[str, int]:
         box = sums.reach.box(band, DENSE)
-        plane = math.prod(box) + (sums.reach.high[2] - sums.reach.low[2]) + COLUMNS + 32
+        plane = math.prod(box) + (sums.reach.high[2] - sums.reach.low[2]) + 2 * COLUMNS + 32
         copy = 3 * sums.depth // 2 * sums.reach.residues * plane
         return {"lines": 2 * DEPTH * line_of(box[2]) + GROUP // 4, "copy": copy}
 

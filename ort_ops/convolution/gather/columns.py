@@ -25,31 +25,10 @@ from onnx_backprop.ort_ops.vector.matrix_tiles import (
     split_rows,
     take_tiles,
 )
-from onnx_backprop.ort_ops.vector.registers import copy_rows, transpose_tile
 
-_TILE, _PARTS, _LINE, _ROWS = 1024, 3, 64, 16
+_TILE, _LINE, _ROWS = 1024, 64, 16
 _AHEAD = 512  # bytes of a row that are fetched before they are split
 _values = stack(SIDE)
-
-
-@inner
-def split_turned_panel(target, panel, taps, channels, wide, row):
-    """Packed weights, SIDE output channels of every tap and channel, into parts; row: scratch for those of two taps."""
-    for tap in range(0, taps, wide):
-        for c in range(0, channels, DEPTH // wide):
-            count = min(DEPTH // wide, channels - c)
-            source = panel + 4 * SIDE * (tap * channels + c)
-            if wide > 1:
-                for i in range(wide):
-                    from_tap = source + 4 * SIDE * channels * i
-                    copy_rows(row + 4 * SIDE * i, 4 * SIDE * wide, from_tap, 4 * SIDE, count, SIDE)
-                source = row
-            for half in range(SIDE // _ROWS):
-                to = target + _TILE * half
-                split_pairs(to, _LINE, 2 * _TILE, source + 4 * _ROWS * half, 4 * SIDE, wide * count, _ROWS, 0)
-                for part in range(_PARTS):
-                    transpose_tile(to + 2 * _TILE * part, _LINE, to + 2 * _TILE * part, _LINE)
-            target += GROUP
 
 
 @inner

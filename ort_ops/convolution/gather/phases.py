@@ -120,6 +120,11 @@ class Sums:
         return SIDE if self.matrices else COLUMNS if self.cells else ROWS
 
     @property
+    def tall(self) -> bool:
+        """Whether tiles in registers of matrices have twice the cells and half the output channels."""
+        return self.matrices and not self.c.last and self.c.d <= SIDE // 2
+
+    @property
     def depth(self) -> int:
         """Channels that are summed for a tap: with zeros up to whole groups in registers of matrices."""
         depth = DEPTH // self.steps[2] if self.columns else DEPTH

@@ -79,6 +79,7 @@ def _gather(sums: Sums) -> Plan | None:
         low=sums.reach.low,
         high=sums.reach.high,
         tile=sums.tile,
+        columns=(1 + sums.tall) * COLUMNS,
         as_cells=sums.as_cells,
         pitch=copy.pitch,
         line=bands.line_of(sums.reach.box(band, bands.DENSE)[2]),
