@@ -78,6 +78,8 @@ LARGE = [
     (1, 1, 16, 32, (4, 6, 90), (2, 2, 2), (2, 2, 2), (0, 0, 0)),
     (3, 1, 64, 33, (7, 45), (2, 1), (2, 1), (0, 0)),  # in pairs of channels of several taps
     (1, 1, 128, 1300, (9, 150), (1, 1), (1, 1), (0, 0)),  # more weights than are met at a time
+    (2, 1, 16, 64, (40, 37), (3, 3), (1, 1), (1, 1)),  # tall tiles of few channels, and more steps than one sum has
+    (1, 1, 48, 12, (5, 64), (3, 3), (1, 1), (1, 1)),  # rows that are whole tiles
 ]
 
 
