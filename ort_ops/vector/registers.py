@@ -150,7 +150,7 @@ def _rows(function: ir.Function, *, name: str, one: Make) -> None:
 def _copy_between(function: ir.Function) -> None:
     target, target_row, source, source_row, rows, count, begin, end = function.args
     entry, vector, row, further, leave = blocks(function, "entry vector row further leave")
-    some = entry.and_(*(entry.icmp_signed(">", n, I64(0)) for n in (rows, count)))
+    some = entry.and_(entry.icmp_signed(">", rows, I64(0)), entry.icmp_signed(">", count, I64(0)))
     entry.cbranch(some, vector.block, leave.block)
     x = vector.phi(I64)
     offset = vector.mul(x, I64(ITEM))

@@ -3,6 +3,8 @@
 The copy of a band holds planes of one pitch, so that all its cells are one long row that a tap shifts. With a stride
 there is a plane for every residue of the cells modulo the stride, so that its cells lie side by side.
 """
+# pyright: reportIndexIssue=false
+# max of two tuples is a tuple here, and to pyright an int
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, stack, store_f32, store_i64
