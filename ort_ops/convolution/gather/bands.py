@@ -145,6 +145,11 @@ def together(sums: Sums) -> int:
     return max(1, block_sizes.TOGETHER_BYTES // max(1, sums.panel_bytes))
 
 
+def at_once(sums: Sums) -> int:
+    """Tiles of output channels whose weights every tile of cells meets before the next ones."""
+    return max(1, block_sizes.WEIGHTS_BYTES // max(1, sums.panel_bytes))
+
+
 def in_matrices(sums: Sums) -> Sums | None:
     """The sums in registers of whole matrices where that takes fewer cycles, in which parts are split included."""
     c = sums.c
@@ -159,11 +164,13 @@ def in_matrices(sums: Sums) -> Sums | None:
     cycles = products + split * copied
     if sums.in_pairs:
         columns = replace(sums, columns=True)
-        rows, steps = math.prod(sums.count[:2]), sums.all_taps * columns.depth
+        steps = sums.all_taps * columns.depth
         whole = c.s == columns.depth and sums.count[2] >= SIDE
         product = math.ceil(c.d / SIDE) * (TILE_CYCLES * steps / DEPTH + SUM_CYCLES / 3)
-        tile = product + (0 if whole else SPLIT_CYCLES * steps * SIDE)  # what is whole is split meanwhile
-        passed = rows * math.ceil(sums.count[2] / SIDE) * tile
+        of_plane, split = sums.count[1] * math.ceil(sums.count[2] / SIDE), SPLIT_CYCLES * steps * SIDE
+        rounds = math.ceil(math.ceil(c.d / SIDE) / at_once(columns))
+        first = sums.count[0] * rounds * min(together(columns), of_plane) * split  # what is whole is split meanwhile
+        passed = sums.count[0] * of_plane * (product + (0 if whole else split)) + first
         cycles, sums = min((cycles, sums), (passed, columns), key=lambda choice: choice[0])
     return sums if cycles < FUSED_CYCLES * fused else None
 

@@ -84,7 +84,7 @@ def _gather(sums: Sums) -> Plan | None:
         pitch=copy.pitch,
         line=bands.line_of(sums.reach.box(band, bands.DENSE)[2]),
         all_taps=sums.all_taps,
-        at_once=max(1, block_sizes.WEIGHTS_BYTES // sums.panel_bytes) if sums.columns else 0,
+        at_once=bands.at_once(sums) if sums.columns else 0,
         together=bands.together(sums) if sums.columns else 0,
     )
     if sums.depthwise:
