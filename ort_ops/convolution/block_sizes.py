@@ -11,7 +11,9 @@ from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
 # All families
 BAND_FLOATS = 128 << 10  # of the copy of a band: half of a second-level cache
 THREAD_FLOATS = (POOL_BYTES >> 2) - (64 << 10)  # of a copy at most: tables and tiles take the rest of a pooled block
-PARTS_FLOATS = 256 << 10  # of a band's parts for registers of matrices: half of the 2 MiB that such processors have
+PARTS_FLOATS = 352 << 10  # of a band's parts for registers of matrices: two thirds of their 2 MiB
+WEIGHTS_BYTES = 1 << 20  # of weights that every tile of cells meets: half of such a cache
+TOGETHER_BYTES = 192 << 10  # of such tiles, twice: with fewer, rows of results are written in short runs
 MATRIX_STEPS, MATRIX_CELLS = (
     384,
     512,

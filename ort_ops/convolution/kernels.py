@@ -41,7 +41,7 @@ def _plan(roles: Roles, request: Request) -> Plan:
         return plan(c, kind, (names.index("source"), names.index("destination")))
     adjoint = roles.result == "source"
     bias = 2 if not adjoint and any(shape is not None for shape in request.inputs[2:]) else 0
-    if tiles.suits(c):
+    if tiles.suits(c, adjoint=adjoint):
         return winograd.plan(c, kind, adjoint=adjoint, bias=bias)
     return gather.data_gradient(c, kind) if adjoint else gather.forward(c, kind, bias=bias)
 

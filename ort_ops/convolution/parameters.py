@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from onnx_backprop.ort_ops.compiler.records import Record, Triple, size
 from onnx_backprop.ort_ops.convolution.problem import Correlation
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
 
 NONE: Triple = (0, 0, 0)
 
@@ -59,9 +60,12 @@ class Gather(Record):
     low: Triple = NONE  # least and greatest shift
     high: Triple = NONE
     tile: int = 0  # output channels of a tile
+    columns: int = COLUMNS  # cells of a tile, where these are its columns
     as_cells: bool = False  # NCX data as cells
     pitch: int = 0  # floats from cell to cell, or of a tile
     line: int = 0  # cells of rows that are turned together
+    at_once: int = 0  # tiles of output channels for which cells are split, where these are columns in place
+    together: int = 0  # tiles of cells that are split while as many are multiplied
     round_groups: int = 0  # what is packed at a time: whole groups, or some tiles of one
     round_tiles: int = 0
     block: int = 0  # channels of one, of a depthwise convolution

@@ -187,7 +187,7 @@ def _sweep(call, p, kept, kept_span, passing, span, scratch):
                         ahead = _units(p, passing, behind + SIDE, k, 0)
                 held = blocks + n * groups * GROUP
                 left, right = (held, block) if left_is_kept else (block, held)
-                multiply(kind, sums, left, right, groups, to, at, step, second, further, ahead)
+                multiply(kind, sums, 4 * SIDE, left, right, groups, to, at, step, second, further, ahead, 0)
                 row, column = (other, line) if p.keeps_a else (line, other)
                 _add(call, p, sums, row, column, k)
             if behind < span[1] and not whole:

@@ -29,6 +29,7 @@ SUMS = 4 * SIDE * SIDE
 CONFIGURATION = 64
 _LINE = 64
 UNITS = 8  # of a group, each a row of a tile of every part, that are split at a time
+MOST_SHARES = 2
 _HIGH, _MIDDLE, _LOW = range(3)
 SPLIT_ROWS, SPLIT_PAIRS, MIRRORED = 1, 2, 3
 # each a load of one operand and products: the smallest first, and of each pair but one what the registers hold already
@@ -113,15 +114,27 @@ def _tile_function(b: Block, name: str, *arguments: Value, to: ir.Type | None = 
     return b.call(b.library(f"llvm.x86.{name}", to or ir.VoidType(), *kinds), list(arguments))
 
 
-def _multiply(function: ir.Function, *, mirrored: bool = False, pairs: bool | None = None) -> None:
-    """pairs: how units are split meanwhile; None: none is."""
-    sums, left, right, groups, target, source, step, second, further, fetched = function.args
-    entry, group, leave = blocks(function, "entry group leave")
+def _write(b: Block, sums: Value, row: Value, side: int = 2) -> None:
     for tile in range(4):
-        _tile_function(entry, "tilezero", I8(tile))
-    entry.branch(group.block)
+        lies = b.add(sums, b.add(b.mul(row, I64(16 * (tile // side))), I64(_LINE * (tile % side))))
+        _tile_function(b, "tilestored64", I8(tile), b.pointer(lies, I8), row)
+
+
+def _multiply(
+    function: ir.Function, *, mirrored: bool = False, pairs: bool | None = None, count: int = UNITS, side: bool = False
+) -> None:
+    """pairs: how `count` units are split meanwhile; None: none is. side: as for `multiply_columns`."""
+    sums, sums_row, left, right, groups, target, source, step, second, further, fetched, again = function.args
+    entry, first_time, group, write, store, leave = blocks(function, "entry first_time group write store leave")
+    for n in range(2 * SIDE if side else 0):  # the sum takes longer than it takes to fetch what it is written to
+        line = entry.add(entry.mul(sums_row, I64(n // 2)), I64(n % 2 * _LINE))
+        entry.prefetch(entry.add(sums, line), writing=True)
+    entry.cbranch(entry.icmp_signed("==", again, I64(0)), first_time.block, group.block)
+    for tile in range(4):
+        _tile_function(first_time, "tilezero", I8(tile))
+    first_time.branch(group.block)
     done, a, b, to, at, ahead = (group.phi(I64) for _ in range(6))
-    held, units = {}, iter(range(UNITS if pairs is not None else 0))
+    held, units = {}, iter(range(count if pairs is not None else 0))
     for order in _ORDER:
         for first, place, part in zip((4, 6), (a, b), reversed(order) if mirrored else order, strict=True):
             if held.get(first) != part:
@@ -132,9 +145,9 @@ def _multiply(function: ir.Function, *, mirrored: bool = False, pairs: bool | No
         for row in range(2):
             for column in range(2):
                 _tile_function(group, "tdpbf16ps", I8(2 * row + column), I8(4 + row), I8(6 + column))
-        for i in islice(units, -(-UNITS // len(_ORDER))):  # as many as are on their way at a time
-            row, half = divmod(i, 2) if pairs else (i, 0)  # what is adjacent in memory together
-            skipped = group.add(group.mul(step, I64(row)), I64(half * _LINE))
+        for i in islice(units, -(-count // len(_ORDER))):  # as many as are on their way at a time
+            row, half = divmod(i, 2) if pairs or side else (i, 0)  # what is adjacent in memory together
+            skipped = group.add(group.mul(step, I64(row)), I64(half * _LINE * (1 if pairs else 2)))
             lines = []
             for n in range(2):
                 line = group.add(skipped, group.mul(second, I64(n)))
@@ -146,11 +159,12 @@ def _multiply(function: ir.Function, *, mirrored: bool = False, pairs: bool | No
     steps += [(to, target, group.add(to, I64(GROUP))), (at, source, group.add(at, further))]
     steps.append((ahead, fetched, group.add(ahead, further)))
     carry(steps, entry, group)
-    group.cbranch(group.icmp_signed("<", following, groups), group.block, leave.block)
-    for row in range(2):
-        for column in range(2):
-            lies = leave.pointer(leave.add(sums, I64(4 * (16 * row * SIDE + 16 * column))), I8)
-            _tile_function(leave, "tilestored64", I8(2 * row + column), lies, I64(4 * SIDE))
+    for phi, first, _ in steps:
+        phi.add_incoming(first, first_time.block)
+    group.cbranch(group.icmp_signed("<", following, groups), group.block, write.block)
+    write.cbranch(write.icmp_signed("!=", sums, I64(0)), store.block, leave.block)
+    _write(store, sums, sums_row)
+    store.branch(leave.block)
     leave.ret_void()
 
 
@@ -164,8 +178,10 @@ def _multiply(function: ir.Function, *, mirrored: bool = False, pairs: bool | No
         },
     )
 )
-def multiply(kind, sums, left, right, groups, target, source, step, second, further, fetched):
+def multiply(kind, sums, sums_row, left, right, groups, target, source, step, second, further, fetched, again):
     """sums (SIDE, SIDE) = Σ of left · right over so many groups, 1 or more; between `take_tiles` and `leave_tiles`.
+
+    sums_row: bytes from row to row. sums may be 0, and is not written then. again: the last call's sum is part of it.
 
     kind: 0, SPLIT_ROWS or SPLIT_PAIRS, and MIRRORED, with which left and right may change places: sums are then turned,
     and have the same bits. Meanwhile UNITS units of every group at `source` become rows of tiles at `target`, as by
@@ -175,7 +191,28 @@ def multiply(kind, sums, left, right, groups, target, source, step, second, furt
     """
 
 
-def _sum_segments(function: ir.Function) -> None:
+@routine(
+    choice(
+        "multiply_columns",
+        {
+            0: partial(_multiply, side=True),
+            **{
+                2 * shares + pairs: partial(_multiply, pairs=bool(pairs), count=SIDE // shares, side=True)
+                for pairs in (0, 1)
+                for shares in (1, MOST_SHARES)
+            },
+        },
+    )
+)
+def multiply_columns(kind, sums, sums_row, left, right, groups, target, source, step, second, further, fetched, again):
+    """`multiply`, not mirrored, where what is split is SIDE columns of right.
+
+    kind: 0, or twice the number of calls, 1 or MOST_SHARES, that share the units, and 1 for pairs that are two rows of
+    numbers, 0 for those along a row. Rows of units have two each, of 16 columns and the next 16.
+    """
+
+
+def _sum_segments(function: ir.Function, *, tall: bool = False) -> None:
     sums, sums_row, table, segments, groups, *rest = function.args
     operands = rest[:5], rest[5:]
     entry, segment, group, further, leave = blocks(function, "entry segment group further leave")
@@ -188,7 +225,18 @@ def _sum_segments(function: ir.Function) -> None:
     segment.branch(group.block)
     done, *at = (group.phi(I64) for _ in range(3))
     held = {}
-    for order in (pair[::-1] for pair in _ORDER):  # whose right operands, which may cross lines, change less often
+    for part, of_right in _ORDER if tall else ():
+        lies = group.add(at[1], group.mul(operands[1][3], I64(of_right)))
+        if held.get(4) != of_right:
+            held[4] = of_right
+            _tile_function(group, "tileloadd64", I8(4), group.pointer(lies, I8), operands[1][1])
+        lies = group.add(at[0], group.mul(operands[0][3], I64(part)))
+        for n in range(4):  # as many sums as hide how long a product takes; loads take less time
+            _tile_function(group, "tileloadd64", I8(5 + n % 3), group.pointer(lies, I8), operands[0][1])
+            _tile_function(group, "tdpbf16ps", I8(n), I8(5 + n % 3), I8(4))
+            lies = group.add(lies, operands[0][2])
+    # whose right operands, which may cross lines, change less often
+    for order in () if tall else (pair[::-1] for pair in _ORDER):
         for first, start, part, (_, row, tile, parts, _) in zip((4, 6), at, order, operands, strict=True):
             if held.get(first) != part:
                 held[first] = part
@@ -205,10 +253,7 @@ def _sum_segments(function: ir.Function) -> None:
     group.cbranch(group.icmp_signed("<", following, groups), group.block, further.block)
     carry([(number, I64(0), next_segment)], entry, further)
     further.cbranch(further.icmp_signed("<", next_segment, segments), segment.block, leave.block)
-    for row in range(2):
-        for column in range(2):
-            lies = leave.add(sums, leave.add(leave.mul(sums_row, I64(16 * row)), I64(64 * column)))
-            _tile_function(leave, "tilestored64", I8(2 * row + column), leave.pointer(lies, I8), sums_row)
+    _write(leave, sums, sums_row, 1 if tall else 2)
     leave.ret_void()
 
 
@@ -223,6 +268,15 @@ def sum_segments(
     table: where each segment starts in left and right. Of these: the address, and bytes from row to row of a tile, to
     the second tile, to the next part and to the next group. Between `take_tiles` and `leave_tiles`.
     """
+
+
+@routine(partial(_sum_segments, tall=True))
+def sum_tall_segments(
+    sums, sums_row, table, segments, groups,
+    left, left_row, left_tile, left_part, left_step,
+    right, right_row, right_tile, right_part, right_step,
+):  # fmt: skip
+    """`sum_segments` of 64 rows, in four tiles, and 16 columns."""
 
 
 def _add(function: ir.Function) -> None:

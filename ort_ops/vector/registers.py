@@ -9,7 +9,7 @@ from functools import partial
 from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
-from onnx_backprop.ort_ops.compiler.llvm import Make, function_of, intrinsic, routine
+from onnx_backprop.ort_ops.compiler.llvm import Make, choice, function_of, intrinsic, routine
 from onnx_backprop.ort_ops.vector.emit import (
     BYTES,
     I64,
@@ -26,6 +26,7 @@ from onnx_backprop.ort_ops.vector.emit import (
 )
 
 _PREFETCH_BYTES, _LINE = 4096, 64  # bytes
+MOST_STEP = 4
 
 
 def _copy(function: ir.Function, *, prefetch: bool = True) -> None:
@@ -52,18 +53,21 @@ def _clear(function: ir.Function) -> None:
     vectors(function, count, body, again=True)
 
 
-def _copy_even(function: ir.Function) -> None:
+def _copy_every(function: ir.Function, *, step: int) -> None:
     target, source, count = function.args
-    even = ir.Constant(LANES, [2 * lane for lane in range(VECTOR)])
 
     def body(b: Block, done: Value, left: Value | None) -> None:
         offset = b.mul(done, I64(ITEM))
-        to, at = b.add(target, offset), b.add(source, b.mul(offset, I64(2)))
-        # The element behind the last even one may lie beyond the end.
-        cells = I64(2 * VECTOR - 1) if left is None else b.sub(b.mul(left, I64(2)), I64(1))
-        low = b.vector(at, None if left is None else cells)
-        high = b.vector(b.add(at, I64(BYTES)), b.sub(cells, I64(VECTOR)))
-        b.put(b.shuffle_vector(low, high, even), to, left)
+        to, at = b.add(target, offset), b.add(source, b.mul(offset, I64(step)))
+        # The elements behind the last one of these may lie beyond the end.
+        cells = b.sub(I64(step * VECTOR) if left is None else b.mul(left, I64(step)), I64(step - 1))
+        value: Value = ZERO
+        for n in range(step):
+            some = None if left is None and n < step - 1 else b.sub(cells, I64(n * VECTOR))
+            lanes = [VECTOR + step * i % VECTOR if step * i // VECTOR == n else i for i in range(VECTOR)]
+            loaded = b.vector(b.add(at, I64(n * BYTES)), some)
+            value = b.shuffle_vector(value, loaded, ir.Constant(LANES, lanes))
+        b.put(value, to, left)
 
     vectors(function, count, body, again=True)
 
@@ -143,6 +147,30 @@ def _rows(function: ir.Function, *, name: str, one: Make) -> None:
     leave.ret_void()
 
 
+def _copy_between(function: ir.Function) -> None:
+    target, target_row, source, source_row, rows, count, begin, end = function.args
+    entry, vector, row, further, leave = blocks(function, "entry vector row further leave")
+    some = entry.and_(entry.icmp_signed(">", rows, I64(0)), entry.icmp_signed(">", count, I64(0)))
+    entry.cbranch(some, vector.block, leave.block)
+    x = vector.phi(I64)
+    offset = vector.mul(x, I64(ITEM))
+    before, inside, stored = (vector.below(vector.sub(n, x)) for n in (begin, end, count))
+    loaded = vector.and_(inside, vector.not_(before))
+    to_first, at_first = vector.add(target, offset), vector.add(source, offset)
+    vector.branch(row.block)
+    left, to, at = (row.phi(I64) for _ in range(3))
+    row.prefetch(row.add(at, I64(_PREFETCH_BYTES // 4)), level=2)
+    row.put_masked(row.masked(at, loaded), to, stored)
+    fewer = row.sub(left, I64(1))
+    steps = [(left, rows, fewer), (to, to_first, row.add(to, target_row)), (at, at_first, row.add(at, source_row))]
+    carry(steps, vector, row)
+    row.cbranch(row.icmp_signed(">", fewer, I64(0)), row.block, further.block)
+    following = further.add(x, I64(VECTOR))
+    carry([(x, I64(0), following)], entry, further)
+    further.cbranch(further.icmp_signed("<", following, count), vector.block, leave.block)
+    leave.ret_void()
+
+
 def _fetch(function: ir.Function) -> None:
     address, size = function.args
     entry, line, leave = blocks(function, "entry line leave")
@@ -192,10 +220,10 @@ def _transpose_part(function: ir.Function) -> None:
     values = transposed(b, values)
     # Store the last column first and fall through to the first one.
     leave, *stores = blocks(function, " ".join(["leave", *(f"column_{j}" for j in range(VECTOR))]))
-    choice = b.switch(columns, stores[-1].block)
-    choice.add_case(I64(0), leave.block)
+    cases = b.switch(columns, stores[-1].block)
+    cases.add_case(I64(0), leave.block)
     for j, column in enumerate(stores):
-        choice.add_case(I64(j + 1), column.block)
+        cases.add_case(I64(j + 1), column.block)
         column.put(values[j], column.add(target, column.mul(target_row, I64(j))))
         column.branch((stores[j - 1] if j else leave).block)
     leave.ret_void()
@@ -211,9 +239,14 @@ def copy_run(target, source, count):
     """target[i] = source[i] for i < count."""
 
 
-@routine(_copy_even)
-def copy_even(target, source, count):
-    """target[i] = source[2i] for i < count."""
+def _rows_of_every(step: int) -> Make:
+    one = _copy if step == 1 else partial(_copy_every, step=step)
+    return partial(_rows, name=f"copy_every_{step}", one=one)
+
+
+@routine(choice("copy_every", {step: _rows_of_every(step) for step in range(1, MOST_STEP + 1)}))
+def copy_every(step, target, target_row, source, source_row, rows, count):
+    """target[r, i] = source[r, step·i] for r < rows and i < count; step: 1 to MOST_STEP."""
 
 
 @routine(_copy_even_odd)
@@ -234,6 +267,11 @@ def blend_even(target, source, count):
 @routine(partial(_rows, name="copy", one=partial(_copy, prefetch=False)))  # short, and in caches on one side
 def copy_rows(target, target_row, source, source_row, rows, count):
     """target[r, i] = source[r, i] for r < rows and i < count."""
+
+
+@routine(_copy_between)
+def copy_between(target, target_row, source, source_row, rows, count, begin, end):
+    """target[r, i] = source[r, i] for r < rows and begin <= i < end, 0 for the other i < count."""
 
 
 @routine(partial(_rows, name="merge", one=_merge))

@@ -8,7 +8,7 @@ import numpy as np
 
 from onnx_backprop.ort_ops.compiler.decorators import apart, fast, inner, shared
 from onnx_backprop.ort_ops.compiler.llvm import F32, by_half, by_type, load_f32, store_f32
-from onnx_backprop.ort_ops.vector.registers import blend_even, clear_run, copy_even, copy_run, spread_even
+from onnx_backprop.ort_ops.vector.registers import MOST_STEP, blend_even, clear_run, copy_every, copy_run, spread_even
 
 SUM_CHUNK = 4096  # elements
 
@@ -52,8 +52,8 @@ def read_run(kind, target, to, source, first, step, count):
         by_half(kind, _read, target, to, source, first, step, count)
     elif step == 1:
         copy_run(target + 4 * to, source + 4 * first, count)
-    elif step == 2:
-        copy_even(target + 4 * to, source + 4 * first, count)
+    elif 2 <= step <= MOST_STEP:
+        copy_every(step, target + 4 * to, 0, source + 4 * first, 0, 1, count)
     else:
         _scatter(load_f32, store_f32, target, to, 1, source, first, step, count)
 

@@ -51,6 +51,9 @@ def copy_of(sums: Sums) -> Copy:
     if sums.depthwise:
         limit = block_sizes.STENCIL_FLOATS if sums.stencil else block_sizes.PLANE_FLOATS
         return Copy(_depthwise_arrays(sums.reach), limit, least, pitch)
+    if sums.columns:
+        copy = 2 * together(sums) * sums.panel_bytes // 4
+        return Copy(lambda _: {"lines": DEPTH * SIDE, "copy": copy}, copy + DEPTH * SIDE, least, pitch)
     if sums.matrices:
         return Copy(_matrices_arrays(sums), block_sizes.PARTS_FLOATS, least, pitch)
     if not sums.cells and _panels_pay(sums):
@@ -137,18 +140,39 @@ def turning_pays(sums: Sums) -> bool:
     return as_cells + copies < as_planes
 
 
-def matrices_pay(sums: Sums) -> bool:
-    """Whether sums are taken in registers of whole matrices: fewer cycles, in which parts are split included."""
+def together(sums: Sums) -> int:
+    """Tiles of cells that are split at a time; the parts of one take what those of a tile of weights take."""
+    return max(1, block_sizes.TOGETHER_BYTES // max(1, sums.panel_bytes))
+
+
+def at_once(sums: Sums) -> int:
+    """Tiles of output channels whose weights every tile of cells meets before the next ones."""
+    return max(1, block_sizes.WEIGHTS_BYTES // max(1, sums.panel_bytes))
+
+
+def in_matrices(sums: Sums) -> Sums | None:
+    """The sums in registers of whole matrices where that takes fewer cycles, in which parts are split included."""
     c = sums.c
     if c.depthwise or not matrix_tiles():
-        return False
-    cells = math.prod(sums.count) / COLUMNS
-    tiles = math.ceil(c.s / DEPTH) * math.ceil(c.d / SIDE)
+        return None
+    cells, sums = math.prod(sums.count) / COLUMNS, replace(sums, matrices=True)
+    tiles = math.ceil(c.s / DEPTH) * math.ceil(c.d / SIDE) / (1 + sums.tall)
     fused = sums.all_taps * c.s * _rows(c.d) * cells
     copied = math.prod(sums.count) * len(sums.residues) * math.ceil(c.s / DEPTH) * DEPTH
     split = SPLIT_CYCLES + (COPY_CYCLES if len(sums.residues) > 1 else 0)  # residues are copied apart first
     products = tiles * cells * sums.all_taps * TILE_CYCLES + SUM_CYCLES * math.ceil(c.d / SIDE) * cells
-    return products + split * copied < FUSED_CYCLES * fused
+    cycles = products + split * copied
+    if sums.in_pairs:
+        columns = replace(sums, columns=True)
+        steps = sums.all_taps * columns.depth
+        whole = c.s == columns.depth and sums.count[2] >= SIDE
+        product = math.ceil(c.d / SIDE) * (TILE_CYCLES * steps / DEPTH + SUM_CYCLES / 3)
+        of_plane, split = sums.count[1] * math.ceil(sums.count[2] / SIDE), SPLIT_CYCLES * steps * SIDE
+        rounds = math.ceil(math.ceil(c.d / SIDE) / at_once(columns))
+        first = sums.count[0] * rounds * min(together(columns), of_plane) * split  # what is whole is split meanwhile
+        passed = sums.count[0] * of_plane * (product + (0 if whole else split)) + first
+        cycles, sums = min((cycles, sums), (passed, columns), key=lambda choice: choice[0])
+    return sums if cycles < FUSED_CYCLES * fused else None
 
 
 def lanes_pay(sums: Sums) -> bool:
@@ -205,7 +229,7 @@ def _matrices_arrays(sums: Sums) -> Arrays:
 
     def arrays(band: Sequence[int]) -> dict[str, int]:
         box = sums.reach.box(band, DENSE)
-        plane = math.prod(box) + (sums.reach.high[2] - sums.reach.low[2]) + COLUMNS + 32
+        plane = math.prod(box) + (sums.reach.high[2] - sums.reach.low[2]) + 2 * COLUMNS + 32
         copy = 3 * sums.depth // 2 * sums.reach.residues * plane
         return {"lines": 2 * DEPTH * line_of(box[2]) + GROUP // 4, "copy": copy}
 

@@ -21,6 +21,7 @@ from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.depthwise.channels import gather_depthwise_cells, gather_depthwise_transposed
 from onnx_backprop.ort_ops.convolution.depthwise.planes import gather_depthwise
+from onnx_backprop.ort_ops.convolution.gather.columns import gather_columns
 from onnx_backprop.ort_ops.convolution.gather.fallback import gather_far
 from onnx_backprop.ort_ops.convolution.gather.matrices import gather_matrices, split_panel
 from onnx_backprop.ort_ops.convolution.gather.panels import gather_panels
@@ -51,10 +52,12 @@ def _pack(call, p, unit, _scratch):
 def _pack_parts(call, p, unit, scratch):
     """As `_pack`, in parts for registers of matrices."""
     phase, panel = _phase_of(p, unit), scratch + p.offsets.copy
-    of_tap = (p.c.s + DEPTH - 1) // DEPTH * GROUP
-    number = unit - phase.first_unit
+    wide, number = p.step[2] if p.at_once else 1, unit - phase.first_unit
+    depth, taps = DEPTH // wide, phase.taps
+    of_tap = (p.c.s + depth - 1) // depth * GROUP // wide
     _panel(call, p, phase, number, panel)
-    split_panel(call.shared + 4 * phase.pack_at + number * phase.taps * of_tap, panel, phase.taps, p.c.s)
+    target = call.shared + 4 * phase.pack_at + number * taps * of_tap
+    split_panel(target, panel, taps, p.c.s, wide, p.at_once > 0, scratch + p.offsets.lines)
 
 
 @inner
@@ -173,6 +176,7 @@ def _strategy(name: str, gather: Any, *, packs: bool = False, tiled: bool = Fals
 
 PACK = stage("gather_pack", par.Gather, _pack)
 PACK_PARTS = stage("gather_pack_parts", par.Gather, _pack_parts)
+COLUMNS_IN_PLACE = _strategy("columns", gather_columns, packs=True)
 MATRICES = _strategy("matrices", gather_matrices, packs=True)
 PLANES = _strategy("planes", gather_planes, packs=True)
 PANELS = _strategy("panels", gather_panels, packs=True)

@@ -18,7 +18,7 @@ from onnx_backprop.ort_ops.convolution.gather.planes import (
     tap_starts,
     tiles_of_band,
 )
-from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume, within
+from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
 from onnx_backprop.ort_ops.vector.matrix_tiles import (
     DEPTH,
@@ -29,9 +29,10 @@ from onnx_backprop.ort_ops.vector.matrix_tiles import (
     split_pairs,
     split_rows,
     sum_segments,
+    sum_tall_segments,
     take_tiles,
 )
-from onnx_backprop.ort_ops.vector.registers import transpose_tile
+from onnx_backprop.ort_ops.vector.registers import copy_rows, transpose_tile
 from onnx_backprop.ort_ops.vector.rows import clear, read_run
 
 _TILE, _PARTS, _LINE, _ROWS = 1024, 3, 64, 16
@@ -40,15 +41,25 @@ _AHEAD = 512  # bytes of a row that are fetched before they are split
 
 
 @inner
-def split_panel(target, panel, taps, channels):
-    """Packed weights, SIDE output channels of every tap and channel, into parts: a group for DEPTH channels."""
-    for tap in range(taps):
-        for c in range(0, channels, DEPTH):
+def split_panel(target, panel, taps, channels, wide, turned, row):
+    """Packed weights, SIDE output channels of every tap and channel, into parts: a group for DEPTH channels.
+
+    wide: taps that are pairs, of which a group has half the channels; row: scratch for them. turned: whether output
+    channels are rows.
+    """
+    for tap in range(0, taps, wide):
+        for c in range(0, channels, DEPTH // wide):
+            count, source = min(DEPTH // wide, channels - c), panel + 4 * SIDE * (tap * channels + c)
+            if wide > 1:
+                for i in range(wide):
+                    from_tap = source + 4 * SIDE * channels * i
+                    copy_rows(row + 4 * SIDE * i, 4 * SIDE * wide, from_tap, 4 * SIDE, count, SIDE)
+                source = row
             for half in range(SIDE // _ROWS):
-                source = panel + 4 * ((tap * channels + c) * SIDE + _ROWS * half)
-                split_pairs(
-                    target + _TILE * half, _LINE, 2 * _TILE, source, 4 * SIDE, min(DEPTH, channels - c), _ROWS, 0
-                )
+                to = target + _TILE * half
+                split_pairs(to, _LINE, 2 * _TILE, source + 4 * _ROWS * half, 4 * SIDE, wide * count, _ROWS, 0)
+                for part in range(_PARTS * turned):
+                    transpose_tile(to + 2 * _TILE * part, _LINE, to + 2 * _TILE * part, _LINE)
             target += GROUP
 
 
@@ -94,32 +105,40 @@ def _copy_planes(p, data, first, channels, target, of, low, size, lines, both):
     """
     tensor, length, step, pitch = p.c.source, p.c.source_length, p.step, size[2]
     stride, line, odd = tensor.cells, p.line, lines + 4 * DEPTH * p.line
-    cells = (length - of + step - 1) // step
-    ends = length[0], length[1], cells[2]
+    ends = length[0], length[1], (length[2] - of[2] + step[2] - 1) // step[2]
     strides, tile = (stride[0], stride[1], step[2] * stride[2]), odd + 4 * DEPTH * line
-    dense = p.kind == F32 and step[2] * stride[2] == 1 and (size[1] == 1 or (stride[1] == pitch and step[1] == 1))
-    dense, at_once = dense and within(low, size, cells), max(1, line // pitch)
-    if dense:
-        at_once = size[1]
+    in_place, at_once = p.kind == F32 and strides[2] == 1, max(1, line // pitch)
+    start = min(max(0, -low[2]), pitch)
+    stop = max(start, min(pitch, ends[2] - low[2]))
+    if in_place:
+        at_once = 1
     for z in range(size[0]):
         cell_z = (low[0] + z) * step[0] + of[0]
         for y in range(0, size[1], at_once):
             rows, cell = min(at_once, size[1] - y), (cell_z, (low[1] + y) * step[1] + of[1], low[2])
-            source, from_channel = lines, 4 * line
-            if dense:
-                source, from_channel = data + 4 * (first + dot(cell, stride)), 4 * tensor.c
-            elif both:
-                for i in range(channels):
-                    image = data + 4 * (first + i * tensor.c), 16 * tensor.c, stride, length
-                    copy_pairs(image, cell, step[1], rows, pitch, lines + 4 * i * line, odd + 4 * i * line)
-                _split_turned(target + both, odd, 4 * line, channels, rows * pitch, tile)
+            if in_place:
+                begin, end = start, stop
+                if not (0 <= cell_z < length[0] and 0 <= cell[1] < length[1]):
+                    begin, end = pitch, pitch
+                clear(target, 0, begin * _CELL // 4)
+                source = data + 4 * (first + dot(cell, strides) + begin)
+                _split_turned(target + begin * _CELL, source, 4 * tensor.c, channels, end - begin, tile)
+                clear(target, end * _CELL // 4, (pitch - end) * _CELL // 4)
             else:
                 for i in range(channels):
-                    start = first + i * tensor.c + of[2] * stride[2]
-                    for n in range(rows):
-                        place = cell_z, cell[1] + n * step[1], low[2]
-                        copy_line(p.kind, lines, i * line + n * pitch, data, start, strides, place, pitch, ends)
-            _split_turned(target, source, from_channel, channels, rows * pitch, tile)
+                    image = data + 4 * (first + i * tensor.c), 16 * tensor.c, stride, length
+                    if both:
+                        copy_pairs(image, cell, step[1], rows, pitch, lines + 4 * i * line, odd + 4 * i * line)
+                    else:
+                        for n in range(rows):
+                            place, at = (
+                                (cell_z, cell[1] + n * step[1], low[2]),
+                                first + i * tensor.c + of[2] * stride[2],
+                            )
+                            copy_line(p.kind, lines, i * line + n * pitch, data, at, strides, place, pitch, ends)
+                if both:
+                    _split_turned(target + both, odd, 4 * line, channels, rows * pitch, tile)
+                _split_turned(target, lines, 4 * line, channels, rows * pitch, tile)
             target += rows * pitch * _CELL
 
 
@@ -150,12 +169,12 @@ def _copy(p, data, first, target, low, size, plane, lines):
 @inner
 def _fits(lines, columns):
     """Whether a tile has so many channels and cells."""
-    return lines == SIDE and columns == COLUMNS
+    return lines * columns == SIDE * COLUMNS
 
 
 @inner
 def _multiply(p, _phase, _lines, _columns, c, panel, source, segments, plane, scratch):
-    """A tile of a product: the sum of MATRIX_STEPS steps, and then of others."""
+    """A tile of a product: the sum of MATRIX_STEPS steps, and then of others; tall ones have 64 cells."""
     (table, count), sums = segments, scratch + p.offsets.tile + 8 * SIDE * COLUMNS
     more, to, to_row = sums + 4 * SIDE * COLUMNS, sums, 4 * COLUMNS
     if p.c.last:
@@ -166,14 +185,18 @@ def _multiply(p, _phase, _lines, _columns, c, panel, source, segments, plane, sc
         for group in range(0, groups, most):
             again = tap + group > 0
             at, at_row = (more, 4 * COLUMNS) if again else (to, to_row)
-            sum_segments(
-                at, at_row, table + 16 * tap, min(taps, count - tap), min(most, groups - group),
-                source + group * plane * _CELL, _CELL, _ROWS * _CELL, _LINE, plane * _CELL,
-                panel + group * GROUP, _LINE, _TILE, 2 * _TILE, GROUP,
-            )  # fmt: skip
+            segments, number = (table + 16 * tap, min(taps, count - tap)), min(most, groups - group)
+            left = source + group * plane * _CELL, _CELL, _ROWS * _CELL, _LINE, plane * _CELL
+            right = panel + group * GROUP, _LINE, _TILE, 2 * _TILE, GROUP
+            if p.columns > COLUMNS:
+                sum_tall_segments(at, _LINE, *segments, number, *left, *right)
+            else:
+                sum_segments(at, at_row, *segments, number, *left, *right)
             if again:
                 add_sums(to, to_row, more, SIDE, COLUMNS, 1)
-    if not p.c.last:
+    for i in range(4 * (p.columns > COLUMNS)):
+        transpose_tile(c[0] + _LINE * i, c[1], sums + _TILE * i, _LINE)
+    if not p.c.last and p.columns == COLUMNS:
         for i in range(2):
             for j in range(2):
                 part, turned = _ROWS * (i * 4 * COLUMNS + 4 * j), _ROWS * (j * c[1] + 4 * i)
@@ -190,7 +213,7 @@ def gather_matrices(call, p, packed, panels, n, group, cell, size, begin, end, s
     groups, words = (p.c.s + DEPTH - 1) // DEPTH, _CELL // 4
     stride = box[1] * pitch * words, pitch * words, words
     tap_starts(p, scratch + p.offsets.segments, 0, groups * GROUP // 4, groups * plane * words, stride)
-    copy = (band, pitch, _CELL * box[1] * pitch, _CELL * COLUMNS, plane)
+    copy = (band, pitch, _CELL * box[1] * pitch, _CELL, plane)
     of_band = packed, panels, (n, group, cell, size), (begin, end)
     tiles_of_band(call, p, of_band, scratch, copy, SIDE, groups * GROUP // 4, _fits, _multiply)
     leave_tiles()

@@ -38,5 +38,5 @@ def gather_panels(call, p, packed, panels, n, group, cell, size, begin, end, scr
     count = (size[1] * size[2] + COLUMNS - 1) // COLUMNS
     _copy(p, call.inputs[0], image_of(p.c.source, n, group * p.c.s), cell + p.low, size, band, row)
     tap_starts(p, scratch + p.offsets.segments, 1, p.c.s * ROWS, p.c.s * COLUMNS, (0, 0, 0))
-    copy = (band, size[2], 4 * pitch * count, 4 * pitch, 4 * COLUMNS)
+    copy = (band, size[2], 4 * pitch * count, 0, 4 * COLUMNS)
     tiles_of_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)

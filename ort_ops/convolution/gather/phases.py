@@ -49,13 +49,14 @@ class Reach:
 class Sums:
     """The sums of one plan, and what decides how they are computed.
 
-    as_cells: of NCX data, as of NXC. matrices: in registers of whole matrices.
+    as_cells: of NCX data, as of NXC. matrices: in registers of whole matrices. columns: cells are theirs, in place.
     """
 
     head: Gather
     phases: list[Phase]
     as_cells: bool
     matrices: bool = False
+    columns: bool = False
 
     @property
     def c(self) -> Correlation:
@@ -65,6 +66,20 @@ class Sums:
     @property
     def depthwise(self) -> bool:
         return self.c.depthwise
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether `columns` may be: no tap shifts, and cells, or pairs with a stride of 2, follow one another."""
+        c, steps = self.c, self.steps
+        if not self.matrices or c.last or self.head.kind != F32 or len(self.phases) > 1 or not self.all_taps:
+            return False
+        if c.source.cells[2] != 1 or c.destination.cells[2] != 1 or self.head.out_step[2] != 1 or steps[2] > 2:
+            return False
+        along = [residue[2] for (taps,) in [self.shifted] for _, residue in taps]
+        if along != [0, 1][: steps[2]] * (len(along) // steps[2]):
+            return False
+        ends = zip(self.count, steps, _per_axis(max, self.residues), c.source_length, strict=True)
+        return self.reach.low == self.reach.high == (0, 0, 0) and all((n - 1) * s + r < end for n, s, r, end in ends)
 
     @property
     def in_runs(self) -> bool:
@@ -105,14 +120,20 @@ class Sums:
         return SIDE if self.matrices else COLUMNS if self.cells else ROWS
 
     @property
+    def tall(self) -> bool:
+        """Whether tiles in registers of matrices have twice the cells and half the output channels."""
+        return self.matrices and not self.c.last and self.c.d <= SIDE // 2
+
+    @property
     def depth(self) -> int:
         """Channels that are summed for a tap: with zeros up to whole groups in registers of matrices."""
-        return math.ceil(self.c.s / DEPTH) * DEPTH if self.matrices else self.c.s
+        depth = DEPTH // self.steps[2] if self.columns else DEPTH
+        return math.ceil(self.c.s / depth) * depth if self.matrices else self.c.s
 
     @property
     def tap_floats(self) -> int:
         """Of the packed weights of a tap, for a tile."""
-        return self.depth // DEPTH * GROUP // 4 if self.matrices else self.c.s * self.tile
+        return self.depth * GROUP // (4 * DEPTH) if self.matrices else self.c.s * self.tile
 
     @property
     def panel_bytes(self) -> int:

@@ -41,7 +41,8 @@ def forward(c: problem.Correlation, kind: int, *, bias: int = 0) -> Plan:
 
 def _plan(head: par.Gather, phases: list[Phase]) -> Plan:
     sums = Sums(head, phases, as_cells=False)
-    plan = _gather(replace(sums, matrices=True)) if bands.matrices_pay(sums) else None
+    matrices = bands.in_matrices(sums)
+    plan = _gather(matrices) if matrices else None
     return plan or _gather(_sums(sums, phases)) or _far(_sums(sums, phases))
 
 
@@ -78,10 +79,13 @@ def _gather(sums: Sums) -> Plan | None:
         low=sums.reach.low,
         high=sums.reach.high,
         tile=sums.tile,
+        columns=(1 + sums.tall) * COLUMNS,
         as_cells=sums.as_cells,
         pitch=copy.pitch,
         line=bands.line_of(sums.reach.box(band, bands.DENSE)[2]),
         all_taps=sums.all_taps,
+        at_once=bands.at_once(sums) if sums.columns else 0,
+        together=bands.together(sums) if sums.columns else 0,
     )
     if sums.depthwise:
         streamed = 4 * c.batch * c.groups * (math.prod(c.source_length) + math.prod(c.out_length)) > last_level_cache()
@@ -122,7 +126,7 @@ def _strategy(sums: Sums, *, panels: bool) -> Exported:
             return gather_kernel.DEPTHWISE_CHANNELS
         return gather_kernel.DEPTHWISE_TRANSPOSED if sums.as_cells else gather_kernel.DEPTHWISE
     if sums.matrices:
-        return gather_kernel.MATRICES
+        return gather_kernel.COLUMNS_IN_PLACE if sums.columns else gather_kernel.MATRICES
     return gather_kernel.PIXELS if sums.cells else gather_kernel.PANELS if panels else gather_kernel.PLANES
 
 

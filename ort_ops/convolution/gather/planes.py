@@ -3,6 +3,8 @@
 The copy of a band holds planes of one pitch, so that all its cells are one long row that a tap shifts. With a stride
 there is a plane for every residue of the cells modulo the stride, so that its cells lie side by side.
 """
+# pyright: reportIndexIssue=false
+# max of two tuples is a tuple here, and to pyright an int
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, stack, store_f32, store_i64
@@ -12,7 +14,7 @@ from onnx_backprop.ort_ops.convolution.bias import add_to_columns, add_to_rows, 
 from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.matrix_tiles import SIDE
-from onnx_backprop.ort_ops.vector.registers import copy_even_odd, copy_rows, merge_rows
+from onnx_backprop.ort_ops.vector.registers import MOST_STEP, copy_even_odd, copy_every, copy_rows, merge_rows
 from onnx_backprop.ort_ops.vector.rows import clear, write_phase, write_run
 
 _values = stack(COLUMNS)
@@ -69,14 +71,24 @@ def copy_planes(p, source, first, target, low, size, plane):
 @inner
 def copy_plane(p, source, first, target, to, number, low, size):
     """The plane of a channel, whose first cell is element `first`, of one residue."""
-    (step_z, step_y, step_x), (stride_z, stride_y, stride_x) = p.step, p.c.source.cells
-    length, residue = p.c.source_length, view(par.Residue, p + p.residue_table, number).of
-    end = (length[2] - residue[2] + step_x - 1) // step_x
-    stride, ends = (stride_z, stride_y, step_x * stride_x), (length[0], length[1], end)
+    step, stride, residue = p.step, p.c.source.cells, view(par.Residue, p + p.residue_table, number).of
+    ends, apart = (p.c.source_length - residue + step - 1) // step, step[2] * stride[2]
+    begin = min(max(low * -1, 0), size)
+    box, plane = max(min(ends - low, size), begin) - begin, size[1] * size[2]
+    first, low = first + dot(residue, stride), low + begin
+    if p.kind == F32 and apart <= MOST_STEP:
+        if volume(box) < volume(size):
+            clear(target, to, volume(size))
+        for z in range(box[0]):
+            at = target + 4 * (to + (begin[0] + z) * plane + begin[1] * size[2] + begin[2])
+            cell = low[0] + z, low[1], low[2]
+            cells = source + 4 * (first + dot(cell * step, stride))
+            copy_every(apart, at, 4 * size[2], cells, 4 * step[1] * stride[1], box[1], box[2])
+        return
     for z in range(size[0]):
         for y in range(size[1]):
-            cell = ((low[0] + z) * step_z + residue[0], (low[1] + y) * step_y + residue[1], low[2])
-            copy_line(p.kind, target, to, source, first + residue[2] * stride_x, stride, cell, size[2], ends)
+            cell = low[0] - begin[0] + z, low[1] - begin[1] + y, low[2] - begin[2]
+            copy_line(p.kind, target, to, source, first, step * stride, cell, size[2], ends)
             to += size[2]
 
 
@@ -155,7 +167,7 @@ def tap_starts(p, table, weights_first, panel, residue, stride):
 @inner
 def plane_of(p, box):
     """Floats of a plane, with what tiles read behind its cells: an odd number of cache lines."""
-    plane = (volume(box) + p.high[2] - p.low[2] + COLUMNS + 15) // 16
+    plane = (volume(box) + p.high[2] - p.low[2] + p.columns + 15) // 16
     return 16 * (plane + 1 - plane % 2)
 
 
@@ -166,7 +178,7 @@ def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scr
     pitch, plane = box[2], plane_of(p, box)
     copy_planes(p, call.inputs[0], image_of(p.c.source, n, group * p.c.s), band, cell + p.low, box, plane)
     tap_starts(p, scratch + p.offsets.segments, 1, p.c.s * ROWS, p.c.s * plane, (box[1] * pitch, pitch, 1))
-    copy = (band, pitch, 4 * box[1] * pitch, 4 * COLUMNS, 4 * plane)
+    copy = (band, pitch, 4 * box[1] * pitch, 4, 4 * plane)
     tiles_of_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)
 
 
@@ -201,9 +213,9 @@ def tiles_of_band(call, p, band, scratch, copy, width, panel, fits, product):
     """Some tiles of output channels by all cells of a band.
 
     band: the packed weights, which of their panels the first tile's is, the band, the tiles [begin, end). copy: what a
-    band reads: its address, cells from row to row, bytes from plane to plane, from tile to tile, and what `product` is
-    to know. width: rows of a tile; panel: floats of the weights of a tap; fits: whether a tile has so many rows and
-    columns.
+    band reads: its address, cells from row to row, bytes from plane to plane, from cell to cell, or 0 where tiles lie
+    `pitch` floats apart, and what `product` is to know. width: rows of a tile; panel: floats of the weights of a tap;
+    fits: whether a tile has so many rows and columns.
     """
     packed, panels, (n, group, cell, size), (begin, end) = band
     outs, values, bias, together = p.c.d, _values(), bias_address(call, p), 1
@@ -237,17 +249,27 @@ def _tiles(call, p, target, cells_of_band, lines, reads, copy, values, scratch, 
     kind, out, tile, last = p.kind, call.output, scratch + p.offsets.tile, p.c.last
     number, together, table, packed, panels = reads
     cell, size = cells_of_band
-    band, row, from_plane, from_tile, from_channel = copy
+    band, row, from_plane, from_cell, from_channel = copy
     step, extent = p.out_step * p.c.destination.cells, phase_size(_phase(p, number), cell, size)
     second = phase_size(_phase(p, number + together - 1), cell, size)[2]
     whole = kind == F32 and (last or step[2] == 1) and _phase(p, number).taps * p.c.s > 0
     cells = (extent[1] - 1) * row + extent[2]
     if extent[2] == row and step[1] == row * step[2]:  # rows that lie one behind the other are one
         extent, row, second = (extent[0], min(extent[1], 1), cells), cells, cells
+    along, of_row = (extent[2] + p.columns - 1) // p.columns, extent[2]
+    tiles = extent[1] * along
+    if from_cell == 0 or tiles > (cells + p.columns - 1) // p.columns:  # fewer of all rows, and gaps, as a single one
+        along = tiles = (cells + p.columns - 1) // p.columns
+        of_row = cells
     for z in range(extent[0] * (extent[1] > 0)):
-        for place in range(0, cells, COLUMNS):
-            columns, y, x, segments = (1 if cells - place <= VECTOR else 2) * VECTOR, place // row, place % row, table
-            c, c_row, source = tile, 4 * COLUMNS, band + z * from_plane + place // COLUMNS * from_tile
+        for t in range(tiles):
+            done = t % along * p.columns
+            place = t // along * row + done
+            columns = min(p.columns, (of_row - done + VECTOR - 1) // VECTOR * VECTOR)
+            y, x, segments = place // row, place % row, table
+            c, c_row, source = tile, 4 * p.columns, band + z * from_plane + place * from_cell
+            if from_cell == 0:
+                source += 4 * (place // p.columns) * p.pitch
             if whole and fits(lines, columns) and x + columns <= extent[2]:
                 c = out + 4 * (target + z * step[0] + y * step[1] + x * step[2])
                 c_row = 4 * (step[2] if last else p.c.destination.c)
@@ -280,20 +302,20 @@ def _write_columns(p, out, target, step, tile, count, y, x, columns, size, pitch
             run = min(size[2] - x, columns - done)
             at = target + y * step[1] + x * step[2]
             if p.c.last and p.kind == F32:
-                copy_rows(out + 4 * at, 4 * step[2], tile + 4 * COLUMNS * done, 4 * COLUMNS, run, count)
+                copy_rows(out + 4 * at, 4 * step[2], tile + 4 * p.columns * done, 4 * p.columns, run, count)
             elif p.c.last:
                 for i in range(run):
-                    write_run(p.kind, out, at + i * step[2], 1, tile, (done + i) * COLUMNS, count)
+                    write_run(p.kind, out, at + i * step[2], 1, tile, (done + i) * p.columns, count)
             elif together > 1:
                 pairs, odd = max(min(second - x, run), 0), tile + 4 * _SUMS
-                merge_rows(out + 4 * at, 4 * channel, tile + 4 * done, odd + 4 * done, 4 * COLUMNS, count, pairs)
+                merge_rows(out + 4 * at, 4 * channel, tile + 4 * done, odd + 4 * done, 4 * p.columns, count, pairs)
                 for i in range(count * (run - pairs)):  # one row may have a cell more
-                    store_f32(out, at + i * channel + 2 * pairs, load_f32(tile, i * COLUMNS + done + pairs))
+                    store_f32(out, at + i * channel + 2 * pairs, load_f32(tile, i * p.columns + done + pairs))
             elif p.kind == F32 and step[2] == 1:
-                copy_rows(out + 4 * at, 4 * channel, tile + 4 * done, 4 * COLUMNS, count, run)
+                copy_rows(out + 4 * at, 4 * channel, tile + 4 * done, 4 * p.columns, count, run)
             else:
                 for i in range(count):
-                    write_cells(p, out, at + i * channel, step[2], tile, i * COLUMNS + done, run)
+                    write_cells(p, out, at + i * channel, step[2], tile, i * p.columns + done, run)
         done += pitch - x
         x = 0
         y += 1

@@ -26,7 +26,7 @@ from onnx_backprop.ort_ops.vector.matrix_tiles import (
     sum_segments,
     take_tiles,
 )
-from onnx_backprop.ort_ops.vector.registers import transpose_tile
+from onnx_backprop.ort_ops.vector.registers import copy_between, transpose_tile
 from onnx_backprop.ort_ops.vector.rows import clear
 
 _ROWS, _TILE, _PARTS, _LINE = 16, 1024, 3, 64
@@ -42,14 +42,20 @@ def _lines(p, data, first, tensor, channels, cell, rows, steps, length, lines, r
     """
     if p.in_place:
         return data + 4 * (first + dot(cell, tensor.cells)), 4 * tensor.c, length[2] - cell[2]
-    stride = tensor.cells[0], tensor.cells[1], steps[1] * tensor.cells[2]
+    stride, cells = (tensor.cells[0], tensor.cells[1], steps[1] * tensor.cells[2]), rows * p.pitch
+    dense = p.kind == F32 and stride[2] == 1
+    for y in range(rows):
+        place, to = (cell[0], cell[1] + y * steps[0], cell[2]), lines + 4 * y * p.pitch
+        if dense:
+            inside = 0 <= place[0] < length[0] and 0 <= place[1] < length[1]
+            end = length[2] - cell[2] if inside else 0
+            source = data + 4 * (first + dot(place, stride))
+            copy_between(to, 4 * room, source, 4 * tensor.c, channels, p.pitch, -cell[2], end)
+        else:
+            for i in range(channels):
+                copy_line(p.kind, to, i * room, data, first + i * tensor.c, stride, place, p.pitch, length)
     for i in range(channels):
-        at, to = lines + 4 * i * room, 0
-        for y in range(rows):
-            place = cell[0], cell[1] + y * steps[0], cell[2]
-            copy_line(p.kind, at, to, data, first + i * tensor.c, stride, place, p.pitch, length)
-            to += p.pitch
-        clear(at, to, room - to)
+        clear(lines, i * room + cells, room - cells)
     return lines, 4 * room, room
 
 

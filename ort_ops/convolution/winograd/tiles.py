@@ -20,6 +20,7 @@ MIN_WORK = 14_000
 # A batch of so many images, to the last but one, counts as one of TYPICAL: then what is computed of an image has the
 # same bits in all of them, as where ranks divide a batch.
 FEW, MANY, TYPICAL = 4, 32, 8
+WORK_SHARE = 4  # times as much, where there are registers of matrices
 MATRICES_SHARE = 8  # times as much work, where weight gradients of few channels may have registers of matrices
 FEW_CHANNELS = 64  # up to which that holds for weight gradients, which transform tiles alone
 # Tiles of 4×4 cells are used for images of so many cells along either axis, and for weight gradients of fewer, of which
@@ -30,11 +31,14 @@ MOST_EMPTY = 4  # times the phases that have a cell: tiles are computed of all
 STRIDED_SHARE = 0.6  # of the sum's products that tiles with a stride of 2 may have: 3×3 has 0.69, and gains nothing
 
 
-def suits(c: Correlation) -> bool:
-    """Two or three axes, along the last two 3×3, or 3×3 or 4×4 with stride 2, and channels and tiles enough."""
-    if matrix_tiles() and min(c.s, c.d) > SIDE:
+def suits(c: Correlation, *, adjoint: bool = False) -> bool:
+    """Two or three axes, along the last two 3×3, or 3×3 or 4×4 with stride 2, and channels and tiles enough.
+
+    adjoint: whether the data gradient is to be computed.
+    """
+    if matrix_tiles() and (c.d if adjoint else c.s) >= SIDE:
         return False  # registers of matrices are as fast, and round less
-    return is_served(c) and work_of(c) >= MIN_WORK
+    return is_served(c) and work_of(c) >= MIN_WORK * (WORK_SHARE if matrix_tiles() else 1)
 
 
 def work_of(c: Correlation) -> float:

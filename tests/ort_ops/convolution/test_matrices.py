@@ -14,7 +14,7 @@ import onnx_backprop as ob
 from onnx_backprop.ort_ops import native_kernels_work
 from onnx_backprop.ort_ops.compiler.machine import matrix_tiles
 from onnx_backprop.ort_ops.convolution.gather import bands
-from onnx_backprop.ort_ops.convolution.gather.kernel import MATRICES
+from onnx_backprop.ort_ops.convolution.gather.kernel import COLUMNS_IN_PLACE, MATRICES
 from onnx_backprop.ort_ops.convolution.weights import matrices
 from onnx_backprop.ort_ops.convolution.weights import plan as weights_plan
 from onnx_backprop.ort_ops.convolution.winograd import tiles
@@ -73,6 +73,13 @@ LARGE = [
     (1, 1, 64, 64, (5, 24, 24), (3, 1, 1), (2, 1, 1), (1, 0, 0)),  # whole planes, of which the last is padding
     (2, 1, 64, 64, (9, 1000), (1, 1), (2, 1), (0, 0), (3, 0)),  # whole rows, of which the last are padding
     (2, 1, 64, 64, (9, 300), (1, 1), (1, 1), (0, 0), (2, 0)),
+    (2, 1, 300, 70, (6, 131), (2, 2), (2, 2), (0, 0)),  # in pairs along x, more steps than one sum has
+    (2, 2, 32, 96, (14, 144), (2, 2), (2, 2), (0, 0)),
+    (1, 1, 16, 32, (4, 6, 90), (2, 2, 2), (2, 2, 2), (0, 0, 0)),
+    (3, 1, 64, 33, (7, 45), (2, 1), (2, 1), (0, 0)),  # in pairs of channels of several taps
+    (1, 1, 128, 1300, (9, 150), (1, 1), (1, 1), (0, 0)),  # more weights than are met at a time
+    (2, 1, 16, 64, (40, 37), (3, 3), (1, 1), (1, 1)),  # tall tiles of few channels, and more steps than one sum has
+    (1, 1, 48, 12, (5, 64), (3, 3), (1, 1), (1, 1)),  # rows that are whole tiles
 ]
 
 
@@ -113,14 +120,20 @@ def test_large_ones(rng, case: tuple[Any, ...], last: bool) -> None:
             assert np.linalg.norm(got - exact) <= 3e-7 * np.linalg.norm(exact), op
 
 
-def test_threads_change_nothing() -> None:
+@pytest.mark.parametrize("case", [LARGE[3], LARGE[12]])
+def test_threads_change_nothing(case: tuple[Any, ...]) -> None:
     for last in (False, True):
         one, several = (
-            [answer for *_, answer in run_large(np.random.default_rng(5), LARGE[3], last, threads)]
-            for threads in (1, 4)
+            [answer for *_, answer in run_large(np.random.default_rng(5), case, last, threads)] for threads in (1, 4)
         )
         for x, y in zip(one, several, strict=True):
             np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_cells_are_split_where_they_lie(stride: int) -> None:
+    plan = convolution("Convolution", 2, (64, 96), (56, 64), (stride, stride), strides=(stride, stride)).plan("f32")
+    assert COLUMNS_IN_PLACE in {stage for stage, _ in plan.stages}
 
 
 @pytest.mark.parametrize("op", ["Convolution", "ConvolutionBackwardData", "ConvolutionBackwardWeights"])

@@ -69,7 +69,7 @@ def smaller(record, **sizes):
     offsets, total = workspace(record, **sizes)
     return offsets, total - LESS
 
-tiles.MIN_WORK = 0
+tiles.MIN_WORK, tiles.matrix_tiles = 0, lambda: False
 guarded.guard_scratch()
 kernel.workspace = weights.workspace = smaller
 draw = np.random.default_rng(0).standard_normal
