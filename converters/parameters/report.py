@@ -17,6 +17,7 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     NAMED,
     SEPARATED,
     TIED,
+    called_with,
     module_of,
     origin_of,
     restored,
@@ -30,6 +31,7 @@ _FEW = 4  # nodes of each
 _LEAST = 8  # numbers of two matrices that are not equal by chance
 _CALL = re.compile(r"_\d+(?=\.|$)")  # enc.4_1: the second call of enc.4
 _NUMBER = re.compile(r"\d+")
+_SMOOTHED = re.compile(r"cross_entropy_loss\.default\]\(args = \(%\w+, %\w+, [^,]+, \d, -?\d+, ([\d.e-]+)\)")
 _INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8)
 HOW = "frozen=[…] leaves a tensor out, trainable=[…] trains it; what ob.torch.export writes says which are parameters"
 
@@ -45,6 +47,7 @@ def warn_of(
         doubts(choice, frozen),
         missing(graph),
         detached(graph),
+        unsmoothed(graph),
         separated(graph, trained),
         tied(graph, trained),
         read_twice(trained),
@@ -99,6 +102,19 @@ def detached(graph: ir.Graph) -> str:
     )
 
 
+def unsmoothed(graph: ir.Graph) -> str:
+    """The cross entropies without the label_smoothing that the operation of torch has."""
+    found = [(node, match[1]) for node in graph if (match := _SMOOTHED.search(called_with(node))) and float(match[1])]
+    found = [(node, share) for node, share in found if node.op_type == "SoftmaxCrossEntropyLoss"]
+    if not found:
+        return ""
+    return (
+        "the exporter has left out label_smoothing of "
+        f"{_listed(f'{node.name!r} ({share})' for node, share in found)}: the loss is the one without. Export the "
+        "logits and give loss=ob.losses.SoftmaxCrossEntropy(label_smoothing=…); ob.torch.export keeps it"
+    )
+
+
 def separated(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
     """The parameters that the file has as one tensor, and that are trained apart."""
     names = {str(value.name) for value in trained}
@@ -118,8 +134,9 @@ def tied(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
     if not pairs:
         return ""
     return (
-        f"the file has one tensor for each of these pairs: {_listed(map(_pair, pairs))}. It is trained as one. If the "
-        "module has two parameters that are equal at first, ob.torch.export keeps them apart"
+        "the file has one tensor, or one and its transposed copy, for each of these pairs: "
+        f"{_listed(map(_pair, pairs))}. It is trained as one. If the module has two parameters that are "
+        "equal at first, ob.torch.export keeps them apart"
     )
 
 
@@ -128,6 +145,7 @@ def read_twice(trained: Collection[ir.Value]) -> str:
     texts: list[str] = []
     for value in trained:
         readers = [node for node, _ in value.uses() if origin_of(value).kind in (NAMED, FOLDED) and size(value) > 1]
+        readers = [node for node in readers if not (node.name or "").endswith("/tied")]  # of which `tied` tells
         modules = {_CALL.sub("", module_of(node)) for node in readers}
         unknown = len(modules) > 1 or not all(module_of(node) or (node.name or "").startswith("/") for node in readers)
         if len(readers) > 1 and unknown and not (value.const_value and is_uniform(value.const_value.numpy())):

@@ -46,14 +46,16 @@ FX = "pkg.torch.onnx.fx_node"  # a node's metadata: the operation of torch that 
 _ARGUMENTS, _VALUES = re.compile(r"\(args = \((.*)\), kwargs = "), re.compile(r"%(\w+)")
 _OPERATION = re.compile(r"\[target=([\w.]+)\]\(args = ")
 _SCOPES = "pkg.torch.onnx.name_scopes"  # a node's metadata: the modules that it comes from, then its own name
-_LITERAL = re.compile(r"(.*/)?Constant(_\d+)?(_output_\d+)?")
+_LITERAL = re.compile(r"_inlfunc_.*|(.*/)?Constant(_\d+)?(_output_\d+)?")
 _COMPUTED = re.compile(r"onnx::\w+_\d+|val_\d+|.*_output_\d+|\d+")
 # what torch calls what it gets by moving numbers alone; val_12 is a step inside an operator, as a product's transpose
 _REARRANGED = re.compile(
     r"(val|t|transpose|permute|view|unsafe_view|reshape|flatten|unsqueeze|squeeze|expand|clone|slice|select|split"
     r"|getitem|unbind|chunk|embedding|index|index_select|narrow|repeat|tile|alias|contiguous|lift_fresh_copy)(_\d+)*"
 )
-_FILLED = re.compile(r"(new_)?(ones|zeros|full|scalar_tensor|eye|fill)(_like)?(_\d+)*")  # of one number, or of two
+_FILLED = re.compile(
+    r"(new_)?(ones|zeros|full|scalar_tensor|eye|fill)(_like)?(_default)?(_\d+)*"
+)  # of one number, or of two
 _OPERATIONS = re.compile(  # what it calls what it computes otherwise
     r"(abs|add|bmm|cat|clamp(_max|_min)?|cos|cumsum|div|einsum|exp|expm1|flip|gelu|linalg_\w+|linear|log|log1p|log_softmax"
     r"|masked_fill|matmul|maximum|mean|minimum|mm|mul|neg|norm|pow|reciprocal|relu|roll|rsqrt|rsub|sigmoid|sign|silu|sin"
@@ -193,18 +195,21 @@ def scope_of(name: str) -> str:
 
 def arguments_of(node: NodeProto) -> list[str]:
     """The values that the operation of torch read that a node comes from, as `detach_1` and `p_fc_weight`, in order."""
-    match = _ARGUMENTS.search(_called(node))
+    match = _ARGUMENTS.search(called_with(node))
     return _VALUES.findall(match[1]) if match else []
 
 
 def operation_of(node: NodeProto) -> str:
     """The operation of torch that a node comes from, as `torch.ops.aten.group_norm.default`; "" if unknown."""
-    match = _OPERATION.search(_called(node))
+    match = _OPERATION.search(called_with(node))
     return match[1] if match else ""
 
 
-def _called(node: NodeProto) -> str:
-    return next((entry.value for entry in node.metadata_props if entry.key == FX), "")
+def called_with(node: NodeProto | ir.Node) -> str:
+    """The operation of torch that a node comes from with its arguments, as torch writes it; "" if unknown."""
+    if isinstance(node, NodeProto):
+        return next((entry.value for entry in node.metadata_props if entry.key == FX), "")
+    return node.metadata_props.get(FX, "")
 
 
 def is_rearranged(name: str) -> bool:

@@ -265,6 +265,10 @@ def test_nothing_is_left() -> None:
         ("norm/weight_eps", False, False),
         ("model/bias_add/Const__12", False, False),
         ("half", False, False),
+        ("theta", False, True),
+        ("a17", False, True),
+        ("model/dense/mul/y", False, False),
+        ("17", False, False),
     ],
 )
 def test_a_single_number_by_its_name(name: str, trained: bool, said: bool) -> None:
