@@ -52,6 +52,8 @@ _BUFFER_WORDS |= {"sobel", "std", "stride", "strides", "var", "window"}
 _NO_BUFFER = re.compile(r".*(token|log_std)s?")  # whatever words it has, as mask_token, and log_std of a policy
 _CONSTANT_WORDS = {"const", "constant", "fill", "mask", "one", "ones", "zero", "zeros"}
 
+_EPS = 1e-4  # what a denominator is kept from 0 by is less
+_ANYTHING = re.compile(r"(jax_)?const_?\d+")  # what jax2onnx calls parameters and constants
 _NUMBER_WORDS = {"e", "epsilon", "half", "inf", "inv", "log", "number", "pi", "quarter", "root", "six", "sqrt", "two"}
 
 
@@ -143,23 +145,25 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
         return _Verdict(defined)
     absent = None if array is None else _absent(value, array, uses)
     if absent is not None and not _named_as_parameter(value, origin):
-        return _Verdict(
-            absent, "" if _named_as_constant(value) else "its numbers are all equal, and its name says nothing"
-        )
+        doubt = "" if _named_as_constant(value) else "its numbers are all equal, and its name says nothing"
+        trained = _ANYTHING.fullmatch(str(value.name)) and absent.startswith(("equal", "ones", "zeros"))
+        return _Verdict("" if trained else absent, doubt)
     role = _by_numbers(value, array, uses, context)
     if role is not None:
         if origin.kind == FOLDED and role in _OF_PARAMETERS:
             return _of_exporter(value, array, uses)
-        return _against_name(value, role)
+        return _against_name(value, role, array)
     return _of_exporter(value, array, uses) if origin.kind == FOLDED else _Verdict()
 
 
-def _against_name(value: ir.Value, role: str) -> _Verdict:
+def _against_name(value: ir.Value, role: str, array: np.ndarray | None) -> _Verdict:
     """Of a tensor whose numbers are those of no parameter, where the file has its name alone."""
     words, leaf = _words(str(value.name)), _words(re.split(r"[./]", str(value.name))[-1])
     constant = _BUFFER_WORDS | _CONSTANT_WORDS
     if role == SINGLE:  # as most constants are, whatever module they are in
-        if leaf & (constant | _NUMBER_WORDS) or _GENERATED.search(str(value.name)):
+        eps = array is not None and 0 < float(array.flat[0]) < _EPS
+        open_ = _ANYTHING.fullmatch(str(value.name)) and not eps
+        if not open_ and (leaf & (constant | _NUMBER_WORDS) or _GENERATED.search(str(value.name))):
             return _Verdict(role)
         named = leaf & (_WEIGHT_WORDS | _GATE_WORDS)
         doubt = "it is a single number with the name of a parameter" if named else "it is a single number"
@@ -295,7 +299,9 @@ def _named_as_parameter(value: ir.Value, origin: Origin) -> bool:
 def _named_as_constant(value: ir.Value) -> bool:
     """Whether a name is that of a constant, as `zeros` or `/gn/Constant_1_output_0`."""
     leaf = re.split(r"[./]", str(value.name))[-1]
-    return not leaf.startswith("const_fold") and not _words(leaf).isdisjoint(_CONSTANT_WORDS)  # tf2onnx: any weight
+    if leaf.startswith("const_fold") or _ANYTHING.fullmatch(leaf):  # tf2onnx: any weight
+        return False
+    return not _words(leaf).isdisjoint(_CONSTANT_WORDS)
 
 
 def _words(name: str) -> set[str]:

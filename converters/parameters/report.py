@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.choice import Choice
-from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
+from onnx_backprop.converters.parameters.structure import NEVER_TRAINED, uses_of
 from onnx_backprop.converters.parameters.values import is_uniform
 from onnx_backprop.converters.prepare.exporters.origins import (
+    BIASED,
     DETACHED,
     FOLDED,
     MISSING,
@@ -22,14 +23,16 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     origin_of,
     restored,
 )
-from onnx_backprop.converters.prepare.exporters.torch_metadata import TIES
+from onnx_backprop.converters.prepare.exporters.torch_metadata import SIGNATURE, TIES
 from onnx_backprop.opset.core.errors import printable, warn
+from onnx_backprop.opset.graphs.walk import is_standard
 
 _ENOUGH = 0.9  # the share of a file's numbers below which it is said how many are trained
 _SHOWN = 40  # names that a warning lists
 _FEW = 4  # nodes of each
 _LEAST = 8  # numbers of two matrices that are not equal by chance
 _CALL = re.compile(r"_\d+(?=\.|$)")  # enc.4_1: the second call of enc.4
+_OF_TOOL = re.compile(r"_v_\d+")  # onnxsim's
 _NUMBER = re.compile(r"\d+")
 _SMOOTHED = re.compile(r"cross_entropy_loss\.default\]\(args = \(%\w+, %\w+, [^,]+, \d, -?\d+, ([\d.e-]+)\)")
 _INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8)
@@ -48,6 +51,7 @@ def warn_of(
         missing(graph),
         detached(graph),
         unsmoothed(graph),
+        unbiased(graph, trained),
         separated(graph, trained),
         tied(graph, trained),
         read_twice(trained),
@@ -112,6 +116,34 @@ def unsmoothed(graph: ir.Graph) -> str:
         "the exporter has left out label_smoothing of "
         f"{_listed(f'{node.name!r} ({share})' for node, share in found)}: the loss is the one without. Export the "
         "logits and give loss=ob.losses.SoftmaxCrossEntropy(label_smoothing=…); ob.torch.export keeps it"
+    )
+
+
+def unbiased(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
+    """What has no bias, or no scale, beside others that have one, in a file of torch that a tool has changed."""
+    if SIGNATURE in graph.metadata_props:  # by which they are restored
+        return ""
+    changed = any(_OF_TOOL.match(name) for name in graph.initializers)  # TorchScript's own files keep them
+    found: dict[bool, list[str]] = {False: [], True: []}
+    for node in graph:
+        after = [reader for reader, _ in node.outputs[0].uses()]
+        if is_standard(node, "InstanceNormalization") and module_of(node):  # as of GroupNorm, whose scale comes behind
+            behind = [reader for reader, _ in uses_of(node.outputs[0]) if is_standard(reader, "Mul")]
+            lacks = not behind and node.inputs[1] not in trained
+            found[False] += [f"the normalisation of {module_of(node)!r}"] if lacks else []
+            continue
+        weight = node.inputs[1] if is_standard(node, *BIASED, "MatMul") else None
+        normalised = any(is_standard(reader, "BatchNormalization") for reader in after)
+        if weight is None or weight not in trained or origin_of(weight).kind not in (NAMED, FOLDED) or normalised:
+            continue
+        changed |= not (node.name or "").startswith("/")
+        added = [x for reader in after if is_standard(reader, "Add") for x in reader.inputs if x in trained]
+        found[bool(node.inputs[2:] and node.inputs[2] is not None) or bool(added)].append(shown(weight))
+    if not (changed and found[False] and found[True]):
+        return ""
+    return (
+        f"the file has no bias for {_listed(found[False])}. The tool that has changed it, or torch's optimizer, takes "
+        "away a bias that begins as zeros, and a scale as ones: then the module trains them. ob.torch.export keeps them"
     )
 
 

@@ -135,3 +135,30 @@ def test_label_smoothing_that_the_exporter_has_left_out(share: str, said: bool) 
         warnings.simplefilter("always")
         ob.training_graph(file, loss=None)
     assert any("left out label_smoothing of 'y' (0.1)" in str(w.message) for w in caught) is said
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        ({"a": "Gemm_7", "y": "Gemm_9"}, True),
+        ({"a": "/a/Gemm", "t": "/Tanh", "y": "/b/Gemm"}, False),  # as TorchScript writes it
+    ],
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_biases_that_a_tool_may_have_taken_away(nodes: dict[str, str], said: bool, bias: bool) -> None:
+    body = f"a = Gemm(x, u) t = Tanh(a) y = Gemm(t, v{', c' if bias else ''})"
+    file = scripted(body, {"u": M, "v": N, **({"c": M[0]} if bias else {})}, nodes)
+    _, text = told_of(renamed(file, {"u": "a.weight", "v": "b.weight", "c": "b.bias"}))
+    assert ("no bias for 'a.weight'. " in text) is (said and bias)
+
+
+@pytest.mark.parametrize("lengths", ["_v_3", "/n/Constant_output_0"])
+def test_a_group_norm_whose_ones_and_zeros_a_tool_has_taken_away(lengths: str) -> None:
+    body = "a = Gemm(x, u, c) r = Reshape(a, one) n = InstanceNormalization(r, s, b) y = Reshape(n, two)"
+    file = scripted(body, {"u": M, "c": M[0], "s": np.ones(1, np.float32), "b": ZEROS[:1]}, {"n": "/h/n/Instance"})
+    file.graph.initializer.extend([from_array(np.array([2, 1, 3]), "one"), from_array(np.array([2, 3]), "two")])
+    file.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3]))
+    file.graph.node[0].name = "/a/Gemm"
+    names = {"u": "a.weight", "c": "a.bias", "s": "/h/n/Constant_1_output_0", "b": "/h/n/Constant_2_output_0"}
+    _, text = told_of(renamed(file, {**names, "one": lengths}))
+    assert ("no bias for the normalisation of 'h.n'. " in text) is lengths.startswith("_v")
