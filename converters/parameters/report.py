@@ -114,8 +114,8 @@ def unsmoothed(graph: ir.Graph) -> str:
         return ""
     return (
         "the exporter has left out label_smoothing of "
-        f"{_listed(f'{node.name!r} ({share})' for node, share in found)}: the loss is the one without. Export the "
-        "logits and give loss=ob.losses.SoftmaxCrossEntropy(label_smoothing=…); ob.torch.export keeps it"
+        f"{_listed(f'{node.name!r} ({share})' for node, share in found)}: the loss is the one without. "
+        "ob.torch.export keeps it, as does loss=ob.losses.SoftmaxCrossEntropy(label_smoothing=…) behind logits"
     )
 
 
