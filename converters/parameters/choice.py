@@ -123,7 +123,9 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
     if defined in NEVER_TRAINED:
         return _Verdict(defined)
     weighs = value in context.factors and (origin.kind in (NAMED, PARAMETER) or not structure.is_single(value))
-    if weighs and origin.kind not in _KINDS:
+    if (
+        weighs and origin.kind not in _KINDS and not origin.parts
+    ):  # as exp(-s) of a learned s, which has a term of its own
         return _Verdict(structure.FACTOR, "nothing bounds it, as with weights of classes")
     if origin.kind == PARAMETER:
         if origin.parts and _is_merged(uses, lambda other: bool(other.parts)):

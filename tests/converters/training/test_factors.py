@@ -6,9 +6,10 @@ import warnings
 
 import numpy as np
 import pytest
-from onnx import ModelProto, numpy_helper, parser
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
+from tests.support.torch_files import exported
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* numbers of the file are trained")
 
@@ -77,3 +78,12 @@ def test_a_scale_of_predictions_is_no_factor() -> None:
     """The loss comes behind: a sum over atoms with a scale for each kind."""
     body = "a = MatMul(x, w) g = Gather(v, t) u = Unsqueeze(g, one) m = Mul(a, u) y = ReduceSum<keepdims=0>(m)"
     assert "v" in ob.training_graph(file_of(body), loss="mse").parameters
+
+
+def test_what_is_computed_from_a_parameter_is_no_factor() -> None:
+    """exp(-s) of a learned s, which the loss has in a term of its own: left out, s would fall without end."""
+    body = "a = MatMul(x, w) s = Mul(a, a) m = Mul(s, v) y = ReduceMean<keepdims=0>(m)"
+    file = exported(body, {"w": W[:3], "v": V}, "w s", folded={"v": ["s", "neg", "exp"]})
+    file.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, []))
+    with pytest.warns(ob.OnnxBackpropWarning, match="trained are 's' .v. .the exporter has computed it from 's'"):
+        assert "v" in ob.training_graph(file, loss=None).parameters
