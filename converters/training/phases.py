@@ -25,6 +25,8 @@ from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.derivatives import Derivative
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.reverse.path import find_path
+from onnx_backprop.converters.training.estimators import describe as describe_estimators
+from onnx_backprop.converters.training.estimators import stop_estimators
 from onnx_backprop.converters.training.losses.add_loss import add_loss, typed
 from onnx_backprop.converters.training.losses.base import Loss, LossFunction
 from onnx_backprop.converters.training.losses.compose import LossSum
@@ -170,6 +172,8 @@ class TrainingDraft(Draft):
         graph, trainable = self.graph, requested.trainable
         floats = [v for v in graph.initializers.values() if is_float(v)]
         loss = next(value for value in graph.outputs if value.name == self.loss)
+        if estimators := stop_estimators(graph):
+            warn(describe_estimators(estimators))
         path = find_path(graph, [loss], floats)
         choice = choose(graph, [v for v in floats if v in path.active], loss)
         padding = stop_padding(graph)

@@ -40,6 +40,7 @@ def people() -> Iterator[Subject]:
     yield case("smoothed_labels", _smoothed, CLASSES, loss=None)
     yield case("critic", _critic, (floats(4, 6), floats(4, 6)), loss=None)
     yield case("species_scale", _species, (floats(4, 6), integers(5, 4)))
+    yield case("rounded_levels", _levels)
     yield case("named_numbers", _named_numbers, (floats(4, 3),))
 
 
@@ -263,3 +264,13 @@ def _species() -> Any:
 def _named_numbers() -> Any:
     """A law with constants that are fitted."""
     return Net(lambda m, x: m.k * torch.sin(m.theta * x) + m.mu * x, theta=number(0.7), mu=number(1.3), k=number(2.1))
+
+
+def _levels() -> Any:
+    """A finite scalar quantiser: the gradient passes straight through the rounding."""
+
+    def forward(m: Any, x: Any) -> Any:
+        z = 2 * torch.tanh(m.i(x))
+        return m.o(z + (torch.round(z) - z).detach())
+
+    return Net(forward, i=nn.Linear(6, 4), o=nn.Linear(4, 2))
