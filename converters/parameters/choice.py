@@ -17,6 +17,7 @@ from onnx_backprop.converters.parameters import structure, values
 from onnx_backprop.converters.parameters.structure import CLASSES, NEVER_TRAINED, SINGLE, STATISTIC, Use
 from onnx_backprop.converters.prepare.exporters.origins import FOLDED, FROZEN, NAMED, Origin, is_operation, origin_of
 from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER, TIES
+from onnx_backprop.opset.graphs.walk import is_standard
 
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
@@ -192,6 +193,9 @@ def _judged_by_name(
     if not leaf.isdisjoint(_SURE_WORDS) and not buffer and defined is None:
         if role is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
             return _Verdict(doubt="a bias has one axis; the file calls it neither parameter nor buffer")
+        scales = bool(uses) and all(is_standard(node, "Mul") for node, _ in uses)
+        if role is None and leaf & _SURE_WORDS == {"weight"} and scales and not structure.is_vector(value):
+            return _Verdict(doubt="it is multiplied element by element; the file calls it neither parameter nor buffer")
         doubt = "" if role is None else f"its numbers are those of a {role}"
         return _Verdict(doubt=doubt or _CODEBOOK if structure.is_codebook(value) else doubt)
     if defined is not None and (structure.reader_of(defined) in _IN_BLOCKS or not leaf.isdisjoint(_CONSTANT_WORDS)):

@@ -162,3 +162,14 @@ def test_a_group_norm_whose_ones_and_zeros_a_tool_has_taken_away(lengths: str) -
     names = {"u": "a.weight", "c": "a.bias", "s": "/h/n/Constant_1_output_0", "b": "/h/n/Constant_2_output_0"}
     _, text = told_of(renamed(file, {**names, "one": lengths}))
     assert ("no bias for the normalisation of 'h.n'. " in text) is lengths.startswith("_v")
+
+
+@pytest.mark.parametrize(("shape", "said"), [((3, 2), True), ((3, 1), False)])
+def test_a_weight_by_which_elements_are_multiplied_is_doubtful(shape: tuple[int, int], said: bool) -> None:
+    """As of a piecewise linear encoding, whose module has it as a buffer, or of an embedding of numbers, which trains it."""
+    w = RNG.standard_normal(shape).astype(np.float32)
+    file = scripted("u = Unsqueeze(x, last) y = Mul(u, w)", {"w": w})
+    file.graph.initializer.append(from_array(np.array([-1]), "last"))
+    graph, text = told_of(renamed(file, {"w": "encoding.weight"}))
+    assert list(graph.parameters) == ["encoding.weight"]
+    assert ("'encoding.weight' (it is multiplied element by element" in text) is said
