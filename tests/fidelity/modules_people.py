@@ -139,8 +139,8 @@ def _graph() -> Any:
     adjacency = ((adjacency + adjacency.t() + torch.eye(7)) > 0).float()
     scale = adjacency.sum(1).rsqrt()
     return Net(
-        lambda m, x: m.graph @ (F.relu(m.graph @ (x @ m.first) + m.bias) @ m.second),
-        graph=scale[:, None] * adjacency * scale,
+        lambda m, x: m.links @ (F.relu(m.links @ (x @ m.first) + m.bias) @ m.second),
+        links=scale[:, None] * adjacency * scale,
         first=weight(6, 8),
         bias=zeros(8),
         second=weight(8, 3),

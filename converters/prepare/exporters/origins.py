@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from onnx import ModelProto, NodeProto, TensorProto
@@ -66,6 +66,7 @@ _POSITIONS = re.compile(r"(arange|add|sub)(_\d+)*")  # what torch computes the p
 _INDEX = re.compile(
     r"(ids|index|indices|idx)$"
 )  # names of buffers of integers: what is taken by them is no other number
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 NOTHING: Mapping[str, Sequence[Any]] = {}
 _OUTPUT = re.compile(r"/.*_output_\d+")
 BIASED = ("Conv", "ConvTranspose", "Gemm")
@@ -107,11 +108,16 @@ def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Or
     stated = _exported(proto, names)
     if stated:
         return {name: Origin(CONSTANT) for name in constants} | stated | known
-    if not _is_of_torch(proto):
+    targets = {entry.target for entry in signature(proto) if entry.target}
+    if not _is_of_torch(proto) or (targets and targets.isdisjoint(names)):  # whose tensors have been renamed
         return known
     exported = any(node.name.startswith("node_") for node in proto.graph.node)  # by torch.export, before another tool
     # that may have written what it computed of a node as a Constant, under the name of the node's output
-    literal = {name: _by_name(name) if _OUTPUT.fullmatch(name) else Origin(CONSTANT) for name in constants}
+    # a file without a float tensor has Constants in their place, of another tool
+    stored = any(tensor.dims and tensor.data_type in _FLOATS for tensor in tensors.values())
+    literal = {
+        name: _by_name(name) if not stored or _OUTPUT.fullmatch(name) else Origin(CONSTANT) for name in constants
+    }
     scripted = literal | {name: _by_name(name, exported=exported) for name in names}
     return scripted | _names_of_folded(proto, scripted) | known
 
@@ -125,7 +131,8 @@ def attach(
             assign(proto.graph.metadata_props, [entry for entry in proto.graph.metadata_props if entry.key != key])
         if entries:
             proto.graph.metadata_props.add(key=key, value=json.dumps(entries))
-    exported = bool(signature(proto)) or _is_of_torch(proto)  # then parameters are in the main graph
+    # then parameters are in the main graph, unless they have been renamed
+    exported = bool(origins_by_name) and (bool(signature(proto)) or _is_of_torch(proto))
     for tensor in proto.graph.initializer:
         origin = origins_by_name.get(tensor.name, Origin(CONSTANT) if exported and not origin_of(tensor).kind else None)
         if origin is None and not origin_of(tensor).kind:
@@ -248,14 +255,15 @@ def _is_of_torch(proto: ModelProto) -> bool:
     return proto.producer_name == "pytorch" or any(node.output[0] == f"{node.name}_output_0" for node in named)
 
 
-def _exported(proto: ModelProto, names: Iterable[str]) -> dict[str, Origin]:
+def _exported(proto: ModelProto, names: Collection[str]) -> dict[str, Origin]:
     """What metadata of `torch.export` says; nothing for a file without it."""
     targets = {entry.target: entry.kind for entry in signature(proto) if entry.target}
     infos = (*proto.graph.input, *proto.graph.value_info)
     values = {v.name: {p.key: p.value for p in v.metadata_props} for v in infos}
-    if not any(KIND in props for props in values.values()):  # another tool has dropped them, or there were none
-        if not targets:
-            return {}
+    said = any(name in targets or not values.get(name, {}).keys().isdisjoint((KIND, _FOLDED_FROM)) for name in names)
+    if not said:  # there were none, or another tool has dropped or renamed all
+        return {}
+    if not any(KIND in props for props in values.values()):
         values |= {name: {KIND: targets[name], **values.get(name, {})} for name in targets}
     return {name: _stated(name, values.get(name, {}), targets) for name in names}
 

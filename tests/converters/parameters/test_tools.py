@@ -173,3 +173,25 @@ def test_a_weight_by_which_elements_are_multiplied_is_doubtful(shape: tuple[int,
     graph, text = told_of(renamed(file, {"w": "encoding.weight"}))
     assert list(graph.parameters) == ["encoding.weight"]
     assert ("'encoding.weight' (it is multiplied element by element" in text) is said
+
+
+def test_weights_that_a_tool_has_made_constants() -> None:
+    """TorchScript's own Constants have names of their own."""
+    file = scripted("h = MatMul(x, w) a = Add(h, b) y = Mul(a, k)", {"w": M, "b": M[0], "k": M[1]}, {"h": "/l/MatMul"})
+    file = renamed(file, {"w": "onnx::MatMul_7", "b": "l.bias", "k": "/Constant_output_0"})
+    constants = [helper.make_node("Constant", [], [t.name], value=t) for t in file.graph.initializer]
+    nodes = [*constants, *file.graph.node]
+    del file.graph.initializer[:], file.graph.node[:]
+    file.graph.node.extend(nodes)
+    graph, _ = told_of(file)
+    assert set(graph.parameters) == {"onnx::MatMul_7", "l.bias"}
+    assert graph.left_out == {"/Constant_output_0": "constant of the module"}
+
+
+@pytest.mark.filterwarnings("ignore:.* numbers of the file are trained")
+def test_a_file_of_torch_export_all_of_whose_tensors_were_renamed() -> None:
+    """Its metadata names none of them."""
+    file = exported("h = MatMul(x, w) a = Add(h, b) y = Pow(a, e)", {"w": M, "b": M[0], "e": np.float32(2.0)}, "w b")
+    del file.graph.value_info[:]
+    graph, _ = told_of(renamed(file, {"w": "a1", "b": "a2", "e": "a3"}))
+    assert set(graph.parameters) == {"a1", "a2"}
