@@ -34,7 +34,8 @@ _REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+/\w+|getite
 _OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScript's, of what a node makes
 _WRITTEN = re.compile(r"val_\d+|/(.*/)?(Cast|Sqrt)(_\d+)?_output_\d+")  # single numbers that the code has, or lengths
 _GENERATED = re.compile(
-    r"^\W*\d*$|(^|[/_.:])(\w|c(on)?st\w*|val_\d+)(:\d+)?$|::|_(out(put)?|expr)_\d+|^_", re.IGNORECASE
+    r"^\W*\d*$|(^|[/_.:])constants?[/_.:\d]|(^|[/_.:])(\w|c(on)?st\w*|val_\d+)(:\d+)?$|::|_(out(put)?|expr)_\d+|^_",
+    re.IGNORECASE,
 )
 _OF_PARAMETERS = (SINGLE, values.SYMMETRIC, values.AVERAGES)  # what an exporter may have computed from a parameter
 _MOVING = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
@@ -55,7 +56,22 @@ _CONSTANT_WORDS = {"const", "constant", "fill", "mask", "one", "ones", "zero", "
 
 _EPS = 1e-4  # what a denominator is kept from 0 by is less
 _ANYTHING = re.compile(r"(jax_)?const_?\d+")  # what jax2onnx calls parameters and constants
-_NUMBER_WORDS = {"e", "epsilon", "half", "inf", "inv", "log", "number", "pi", "quarter", "root", "six", "sqrt", "two"}
+_NUMBER_WORDS = {
+    "cap",
+    "e",
+    "epsilon",
+    "half",
+    "inf",
+    "inv",
+    "log",
+    "number",
+    "pi",
+    "quarter",
+    "root",
+    "six",
+    "sqrt",
+    "two",
+}
 
 
 @dataclass(frozen=True)

@@ -270,6 +270,8 @@ def test_nothing_is_left() -> None:
         ("a17", False, True),
         ("model/dense/mul/y", False, False),
         ("17", False, False),
+        ("/model/constants/FLOAT/0.0442", False, False),
+        ("node/Constant_13/else_branch", False, False),
     ],
 )
 def test_a_single_number_by_its_name(name: str, trained: bool, said: bool) -> None:
