@@ -16,7 +16,8 @@ import onnx_ir as ir
 from onnx_backprop.converters.parameters import structure, values
 from onnx_backprop.converters.parameters.structure import CLASSES, NEVER_TRAINED, SINGLE, STATISTIC, Use
 from onnx_backprop.converters.prepare.exporters.origins import FOLDED, FROZEN, NAMED, Origin, is_operation, origin_of
-from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER
+from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER, TIES
+from onnx_backprop.opset.graphs.walk import is_standard
 
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
@@ -32,6 +33,10 @@ _REWRITER = re.compile(r"node_Conv(Transpose)?_\d+")
 _REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+/\w+|getitem(_\d+)?")
 _OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScript's, of what a node makes
 _WRITTEN = re.compile(r"val_\d+|/(.*/)?(Cast|Sqrt)(_\d+)?_output_\d+")  # single numbers that the code has, or lengths
+_GENERATED = re.compile(
+    r"^\W*\d*$|(^|[/_.:])constants?[/_.:\d]|(^|[/_.:])(\w|c(on)?st\w*|val_\d+)(:\d+)?$|::|_(out(put)?|expr)_\d+|^_",
+    re.IGNORECASE,
+)
 _OF_PARAMETERS = (SINGLE, values.SYMMETRIC, values.AVERAGES)  # what an exporter may have computed from a parameter
 _MOVING = ("Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _PERHAPS = frozenset({SINGLE, values.POSITIONS, values.SLOPES, STATISTIC})  # a parameter where nothing else is one
@@ -49,6 +54,25 @@ _BUFFER_WORDS |= {"sobel", "std", "stride", "strides", "var", "window"}
 _NO_BUFFER = re.compile(r".*(token|log_std)s?")  # whatever words it has, as mask_token, and log_std of a policy
 _CONSTANT_WORDS = {"const", "constant", "fill", "mask", "one", "ones", "zero", "zeros"}
 
+_EPS = 1e-4  # what a denominator is kept from 0 by is less
+_ANYTHING = re.compile(r"(jax_)?const_?\d+")  # what jax2onnx calls parameters and constants
+_NUMBER_WORDS = {
+    "cap",
+    "e",
+    "epsilon",
+    "half",
+    "inf",
+    "inv",
+    "log",
+    "number",
+    "pi",
+    "quarter",
+    "root",
+    "six",
+    "sqrt",
+    "two",
+}
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -62,13 +86,18 @@ class Choice:
     doubtful: dict[ir.Value, str]
 
 
-def choose(graph: ir.Graph, floats: Collection[ir.Value]) -> Choice:
-    """The choice among some initializers.
+def choose(graph: ir.Graph, floats: Collection[ir.Value], loss: ir.Value | None = None) -> Choice:
+    """The choice among some initializers. loss: what is minimised, if that is known.
 
     What merely looks like a constant, as a single number does that plain arithmetic reads, is a parameter where
     `floats` has no other and the file says nothing of them; not where the weights are stored as integers.
     """
-    context = _Context(set(structure.normalising(graph)), structure.angle_tables(floats), _frozen_norms(floats))
+    factors = set[ir.Value]()
+    if loss is not None and TIES not in graph.metadata_props:  # torch calls parameters what needs no gradient too
+        factors.update(value for value in floats if structure.is_factor(value, loss, floats))
+    context = _Context(
+        set(structure.normalising(graph)), structure.angle_tables(floats), _frozen_norms(floats), factors
+    )
     verdicts = {value: _judged(value, origin_of(value), context) for value in floats}
     left_out = {value: verdict.left_out for value, verdict in verdicts.items() if verdict.left_out}
     if len(left_out) == len(verdicts) and not structure.has_integer_weights(graph):
@@ -80,11 +109,12 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value]) -> Choice:
 
 @dataclass(frozen=True)
 class _Context:
-    """What an input is normalised by, the tables of sines and cosines, and the modules of `_frozen_norms`."""
+    """What an input is normalised by, sines and cosines, the modules of `_frozen_norms`, factors of the loss."""
 
     normalising: set[ir.Value]
     angles: set[ir.Value]
     frozen_norms: set[str]
+    factors: set[ir.Value]
 
 
 @dataclass(frozen=True)
@@ -109,6 +139,11 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
     array = None if value.const_value is None else value.const_value.numpy()
     if defined in NEVER_TRAINED:
         return _Verdict(defined)
+    weighs = value in context.factors and (origin.kind in (NAMED, PARAMETER) or not structure.is_single(value))
+    if (
+        weighs and origin.kind not in _KINDS and not origin.parts
+    ):  # as exp(-s) of a learned s, which has a term of its own
+        return _Verdict(structure.FACTOR, "nothing bounds it, as with weights of classes")
     if origin.kind == PARAMETER:
         if origin.parts and _is_merged(uses, lambda other: bool(other.parts)):
             return _Verdict(doubt=_MERGED)
@@ -129,25 +164,28 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
         return _Verdict(defined)
     absent = None if array is None else _absent(value, array, uses)
     if absent is not None and not _named_as_parameter(value, origin):
-        return _Verdict(
-            absent, "" if _named_as_constant(value) else "its numbers are all equal, and its name says nothing"
-        )
+        doubt = "" if _named_as_constant(value) else "its numbers are all equal, and its name says nothing"
+        trained = _ANYTHING.fullmatch(str(value.name)) and absent.startswith(("equal", "ones", "zeros"))
+        return _Verdict("" if trained else absent, doubt)
     role = _by_numbers(value, array, uses, context)
     if role is not None:
         if origin.kind == FOLDED and role in _OF_PARAMETERS:
             return _of_exporter(value, array, uses)
-        return _against_name(value, role)
+        return _against_name(value, role, array)
     return _of_exporter(value, array, uses) if origin.kind == FOLDED else _Verdict()
 
 
-def _against_name(value: ir.Value, role: str) -> _Verdict:
+def _against_name(value: ir.Value, role: str, array: np.ndarray | None) -> _Verdict:
     """Of a tensor whose numbers are those of no parameter, where the file has its name alone."""
     words, leaf = _words(str(value.name)), _words(re.split(r"[./]", str(value.name))[-1])
     constant = _BUFFER_WORDS | _CONSTANT_WORDS
     if role == SINGLE:  # as most constants are, whatever module they are in
-        if leaf & constant or not leaf & (_WEIGHT_WORDS | _GATE_WORDS):
+        eps = array is not None and 0 < float(array.flat[0]) < _EPS
+        open_ = _ANYTHING.fullmatch(str(value.name)) and not eps
+        if not open_ and (leaf & (constant | _NUMBER_WORDS) or _GENERATED.search(str(value.name))):
             return _Verdict(role)
-        doubt = "it is a single number with the name of a parameter"
+        named = leaf & (_WEIGHT_WORDS | _GATE_WORDS)
+        doubt = "it is a single number with the name of a parameter" if named else "it is a single number"
         return _Verdict("" if leaf & _WEIGHT_WORDS else role, doubt)
     if words & _WEIGHT_WORDS:
         return _Verdict(doubt=f"its numbers are those of a {role}")
@@ -160,6 +198,8 @@ def _judged_by_name(
     """A parameter or a buffer under its name in the module."""
     role = _by_numbers(value, array, uses, context)
     leaf = _words(name.rpartition(".")[2])
+    if role == SINGLE and array is not None and structure.is_root_of_width(value, array):
+        return _Verdict(role, "it scales an embedding by the root of its width")
     role = None if role == SINGLE else role
     if defined is not None and defined.startswith(CLASSES):
         return _Verdict(defined)
@@ -169,6 +209,9 @@ def _judged_by_name(
     if not leaf.isdisjoint(_SURE_WORDS) and not buffer and defined is None:
         if role is None and leaf & _SURE_WORDS == {"bias"} and value.shape is not None and len(value.shape) > 1:
             return _Verdict(doubt="a bias has one axis; the file calls it neither parameter nor buffer")
+        scales = bool(uses) and all(is_standard(node, "Mul") for node, _ in uses)
+        if role is None and leaf & _SURE_WORDS == {"weight"} and scales and not structure.is_vector(value):
+            return _Verdict(doubt="it is multiplied element by element; the file calls it neither parameter nor buffer")
         doubt = "" if role is None else f"its numbers are those of a {role}"
         return _Verdict(doubt=doubt or _CODEBOOK if structure.is_codebook(value) else doubt)
     if defined is not None and (structure.reader_of(defined) in _IN_BLOCKS or not leaf.isdisjoint(_CONSTANT_WORDS)):
@@ -217,12 +260,13 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
         return _Verdict(SINGLE, "" if _WRITTEN.fullmatch(str(value.name)) else _COMPUTED)
     if node is None or array is None:
         return _Verdict(doubt=_COMPUTED)
-    linear = node.op_type == "MatMul" and array.ndim > 1 and origin_of(value).name != ""  # of a module inside
+    # a parameter that is read as it stands keeps its name; what a tool has computed has the name of a node's output
+    named = _OUTPUT_OF.fullmatch(str(value.name))
+    whole = array.ndim > 1 if named is None else array.ndim == 2
+    linear = node.op_type == "MatMul" and whole and origin_of(value).name != ""  # of a module inside
     transposed = linear or node.op_type in ("GRU", "LSTM", "RNN")
     column = structure.is_vector(value) and array.ndim > 1 and array.shape[-1] == 1
     reshaped = column and structure.is_affine(node)
-    # a parameter that is read as it stands keeps its name; what a tool has computed has the name of a node's output
-    named = _OUTPUT_OF.fullmatch(str(value.name))
     moved = (transposed or reshaped) and (named is None or named[1] in _MOVING) and not is_operation(str(value.name))
     return _Verdict(doubt="" if moved else _COMPUTED)
 
@@ -277,7 +321,9 @@ def _named_as_parameter(value: ir.Value, origin: Origin) -> bool:
 def _named_as_constant(value: ir.Value) -> bool:
     """Whether a name is that of a constant, as `zeros` or `/gn/Constant_1_output_0`."""
     leaf = re.split(r"[./]", str(value.name))[-1]
-    return not leaf.startswith("const_fold") and not _words(leaf).isdisjoint(_CONSTANT_WORDS)  # tf2onnx: any weight
+    if leaf.startswith("const_fold") or _ANYTHING.fullmatch(leaf):  # tf2onnx: any weight
+        return False
+    return not _words(leaf).isdisjoint(_CONSTANT_WORDS)
 
 
 def _words(name: str) -> set[str]:

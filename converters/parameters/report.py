@@ -8,28 +8,33 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.choice import Choice
-from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
+from onnx_backprop.converters.parameters.structure import NEVER_TRAINED, uses_of
 from onnx_backprop.converters.parameters.values import is_uniform
 from onnx_backprop.converters.prepare.exporters.origins import (
+    BIASED,
     DETACHED,
     FOLDED,
     MISSING,
     NAMED,
     SEPARATED,
     TIED,
+    called_with,
     module_of,
     origin_of,
     restored,
 )
-from onnx_backprop.converters.prepare.exporters.torch_metadata import TIES
+from onnx_backprop.converters.prepare.exporters.torch_metadata import SIGNATURE, TIES
 from onnx_backprop.opset.core.errors import printable, warn
+from onnx_backprop.opset.graphs.walk import is_standard
 
 _ENOUGH = 0.9  # the share of a file's numbers below which it is said how many are trained
 _SHOWN = 40  # names that a warning lists
 _FEW = 4  # nodes of each
 _LEAST = 8  # numbers of two matrices that are not equal by chance
 _CALL = re.compile(r"_\d+(?=\.|$)")  # enc.4_1: the second call of enc.4
+_OF_TOOL = re.compile(r"_v_\d+")  # onnxsim's
 _NUMBER = re.compile(r"\d+")
+_SMOOTHED = re.compile(r"cross_entropy_loss\.default\]\(args = \(%\w+, %\w+, [^,]+, \d, -?\d+, ([\d.e-]+)\)")
 _INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8)
 HOW = "frozen=[…] leaves a tensor out, trainable=[…] trains it; what ob.torch.export writes says which are parameters"
 
@@ -45,6 +50,8 @@ def warn_of(
         doubts(choice, frozen),
         missing(graph),
         detached(graph),
+        unsmoothed(graph),
+        unbiased(graph, trained),
         separated(graph, trained),
         tied(graph, trained),
         read_twice(trained),
@@ -99,6 +106,47 @@ def detached(graph: ir.Graph) -> str:
     )
 
 
+def unsmoothed(graph: ir.Graph) -> str:
+    """The cross entropies without the label_smoothing that the operation of torch has."""
+    found = [(node, match[1]) for node in graph if (match := _SMOOTHED.search(called_with(node))) and float(match[1])]
+    found = [(node, share) for node, share in found if node.op_type == "SoftmaxCrossEntropyLoss"]
+    if not found:
+        return ""
+    return (
+        "the exporter has left out label_smoothing of "
+        f"{_listed(f'{node.name!r} ({share})' for node, share in found)}: the loss is the one without. "
+        "ob.torch.export keeps it, as does loss=ob.losses.SoftmaxCrossEntropy(label_smoothing=…) behind logits"
+    )
+
+
+def unbiased(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
+    """What has no bias, or no scale, beside others that have one, in a file of torch that a tool has changed."""
+    if SIGNATURE in graph.metadata_props:  # by which they are restored
+        return ""
+    changed = any(_OF_TOOL.match(name) for name in graph.initializers)  # TorchScript's own files keep them
+    found: dict[bool, list[str]] = {False: [], True: []}
+    for node in graph:
+        after = [reader for reader, _ in node.outputs[0].uses()]
+        if is_standard(node, "InstanceNormalization") and module_of(node):  # as of GroupNorm, whose scale comes behind
+            behind = [reader for reader, _ in uses_of(node.outputs[0]) if is_standard(reader, "Mul")]
+            lacks = not behind and node.inputs[1] not in trained
+            found[False] += [f"the normalisation of {module_of(node)!r}"] if lacks else []
+            continue
+        weight = node.inputs[1] if is_standard(node, *BIASED, "MatMul") else None
+        normalised = any(is_standard(reader, "BatchNormalization") for reader in after)
+        if weight is None or weight not in trained or origin_of(weight).kind not in (NAMED, FOLDED) or normalised:
+            continue
+        changed |= not (node.name or "").startswith("/")
+        added = [x for reader in after if is_standard(reader, "Add") for x in reader.inputs if x in trained]
+        found[bool(node.inputs[2:] and node.inputs[2] is not None) or bool(added)].append(shown(weight))
+    if not (changed and found[False] and found[True]):
+        return ""
+    return (
+        f"the file has no bias for {_listed(found[False])}. The tool that has changed it, or torch's optimizer, takes "
+        "away a bias that begins as zeros, and a scale as ones: then the module trains them. ob.torch.export keeps them"
+    )
+
+
 def separated(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
     """The parameters that the file has as one tensor, and that are trained apart."""
     names = {str(value.name) for value in trained}
@@ -118,8 +166,9 @@ def tied(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
     if not pairs:
         return ""
     return (
-        f"the file has one tensor for each of these pairs: {_listed(map(_pair, pairs))}. It is trained as one. If the "
-        "module has two parameters that are equal at first, ob.torch.export keeps them apart"
+        "the file has one tensor, or one and its transposed copy, for each of these pairs: "
+        f"{_listed(map(_pair, pairs))}. It is trained as one. If the module has two parameters that are "
+        "equal at first, ob.torch.export keeps them apart"
     )
 
 
@@ -128,6 +177,7 @@ def read_twice(trained: Collection[ir.Value]) -> str:
     texts: list[str] = []
     for value in trained:
         readers = [node for node, _ in value.uses() if origin_of(value).kind in (NAMED, FOLDED) and size(value) > 1]
+        readers = [node for node in readers if not (node.name or "").endswith("/tied")]  # of which `tied` tells
         modules = {_CALL.sub("", module_of(node)) for node in readers}
         unknown = len(modules) > 1 or not all(module_of(node) or (node.name or "").startswith("/") for node in readers)
         if len(readers) > 1 and unknown and not (value.const_value and is_uniform(value.const_value.numpy())):

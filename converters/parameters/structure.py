@@ -1,7 +1,7 @@
 """What a tensor is by where it is read: a weight of an operator, or what defines the function, as an exponent."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import combinations
 
 import numpy as np
@@ -66,10 +66,13 @@ _ROUNDED = ("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger")
 _JOINING = ("Concat", "Sum")
 SINGLE, STATISTIC, FREQUENCY = "a single number", "statistic of an input", "frequency of Sin and Cos"
 BASE = "base that is scattered into"
+FACTOR = "factor of the loss"
 _SCALE_AND_BIAS = {1: 1.0, 2: 0.0}  # the inputs of a normalisation and what stands there for none
 _NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
 _STATES = {"GRU": (5,), "LSTM": (5, 6), "RNN": (5,)}  # the inputs that are initial states
 _SCATTERED = ("Scatter", "ScatterElements", "ScatterND")
+_LINEAR_IN_ALL = ("Add", "Concat", "Div", "Identity", "MatMul", "Mean", "Mul", "Neg", "Sub", "Sum")
+_LINEAR_IN_FIRST = ("Gather", "GatherElements", "GatherND", "ReduceMean", "ReduceSum")
 
 Use = tuple[ir.Node, int]
 
@@ -111,6 +114,18 @@ def is_codebook(value: ir.Value) -> bool:
         if maker is not None and maker.op_type in ("ArgMax", "ArgMin"):
             return True
     return False
+
+
+def is_root_of_width(value: ir.Value, array: np.ndarray) -> bool:
+    """Whether a single number multiplies rows of a table alone, and is the square root of their length."""
+    for node, index in uses_of(value):
+        other = source_of(node.inputs[1 - index]) if is_standard(node, "Mul") else None
+        gather = None if other is None else other.producer()
+        table = gather.inputs[0] if gather is not None and is_standard(gather, "Gather") else None
+        width = None if table is None or table.shape is None or not table.is_initializer() else table.shape[-1]
+        if not isinstance(width, int) or abs(float(array.flat[0]) ** 2 - width) > 1e-2 * width:
+            return False
+    return True
 
 
 def reader_of(what: str) -> str:
@@ -201,6 +216,52 @@ def stands_for_nothing(value: ir.Value, array: np.ndarray, node: ir.Node, index:
     if number == 0 and node.op_type == "Add" and not is_vector(value):
         return "zeros that are added"
     return None
+
+
+def is_factor(value: ir.Value, loss: ir.Value, floats: Collection[ir.Value]) -> bool:
+    """Whether a loss is linear in a tensor of one axis, or the ratio of two such sums, and has it as a factor of terms.
+
+    So it is with the weights of classes, by the Gather of labels or beside them. Nothing trains such numbers: the loss
+    falls without end. A matrix before the loss, as a critic ends with, and what is added alone are no such factors.
+    """
+    if not is_vector(value):
+        return False
+    seen, nodes, waiting = {value}, dict[ir.Node, None](), [value]
+    while waiting:
+        for node, index in waiting.pop().uses():
+            passes = is_standard(node, *_LINEAR_IN_ALL) or (is_standard(node, "Where") and index > 0)
+            passes |= index == 0 and (is_standard(node, *_LINEAR_IN_FIRST) or node in HANDS_ON)
+            if not passes or node.graph is not loss.graph:
+                return False
+            nodes[node] = None
+            if node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                waiting.append(node.outputs[0])
+    if loss not in seen:
+        return False
+    trained = _reached(other for other in floats if other is not value and not is_single(other))
+    weighs = False
+    for node in nodes:
+        if node.op_type not in ("Div", "MatMul", "Mul"):
+            continue
+        first, second = (operand in seen for operand in node.inputs)
+        other = node.inputs[1 if first else 0]
+        ratio = node.op_type == "Div" and (not first or (second and other in trained))
+        if ratio or (first and second and node.op_type != "Div") or (node.op_type == "MatMul" and other in trained):
+            return False
+        weighs |= other in trained
+    return weighs
+
+
+def _reached(starts: Iterable[ir.Value]) -> set[ir.Value]:
+    """What depends on some values of a graph, and these."""
+    seen = set(starts)
+    waiting = list(seen)
+    while waiting:
+        made = {y for node, _ in waiting.pop().uses() for y in node.outputs} - seen
+        seen |= made
+        waiting += made
+    return seen
 
 
 def makes_angles(value: ir.Value) -> bool:

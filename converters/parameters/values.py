@@ -115,10 +115,10 @@ def are_sine_and_cosine(a: np.ndarray, b: np.ndarray) -> bool:
     return bool(min(np.ptp(first), np.ptp(second)) > _VARIED and np.ptp(sums) <= 1e-2 * sums.mean())
 
 
-def _turns(table: np.ndarray) -> bool:
+def _turns(table: np.ndarray, least: int = 5) -> bool:
     """Whether x[p + 1] + x[p - 1] = 2 cos ω · x[p] in every column, with a frequency that is clearly not 0 in some."""
     table = table[:_ROWS]
-    if len(table) < 5:
+    if len(table) < least:
         return False
     inner, sums = table[1:-1], table[2:] + table[:-2]
     squares = (inner**2).sum(axis=0)
@@ -144,7 +144,7 @@ def _turns_in_grid(table: np.ndarray) -> bool:
         grid = grid.astype(np.float64)
         along_height, along_width = _stays(grid, 1), _stays(grid, 0)
         if (along_height | along_width).all() and along_height.any() and along_width.any():
-            return _turns(grid[:, 0, along_height]) and _turns(grid[0][:, ~along_height])
+            return _turns(grid[:, 0, along_height], 4) and _turns(grid[0][:, ~along_height], 4)
     return False
 
 

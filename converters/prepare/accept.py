@@ -1,5 +1,6 @@
 """What onnxruntime takes and onnx's checker does not, put in order."""
 
+import re
 from contextlib import suppress
 from graphlib import CycleError
 from itertools import chain
@@ -21,6 +22,7 @@ _FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data
 # operators that onnxruntime has in every opset of the default domain, and onnx from this one on or never
 EARLIER = {"LayerNormalization": 17, "SimplifiedLayerNormalization": 1 << 30}
 
+_LENGTHS = re.compile(r"gemm_(in|out)put_shape(_token_\d+)?")
 _UNKNOWN = frozenset({"any", "dynamic", "none", "undefined", "unk", "unknown"})  # what lengths are called, equal or not
 _NEWEST = {MICROSOFT: 1, "ai.onnx.ml": 5}  # what onnxruntime takes a domain for that a model does not import
 
@@ -53,6 +55,7 @@ def put_in_order(proto: ModelProto) -> None:
     if not opset:
         proto.opset_import.add(domain="", version=LEAST_OPSET)  # a model of other domains alone
     mark_detached(proto)
+    _rename_shapes(proto.graph)
     for graph in all_graphs(proto):
         sparse = [tensor.values.name for tensor in graph.sparse_initializer]
         for name in [*sparse, *(called(node) for node in graph.node if _is_sparse(node))]:
@@ -72,6 +75,18 @@ def put_in_order(proto: ModelProto) -> None:
         raise InvalidModelError(f"the model does not pass onnx.checker: {again}") from again
     text = str(complaint).splitlines()[0]
     warn(f"the model does not pass onnx.checker, onnxruntime takes it: {text}")
+
+
+def _rename_shapes(graph: GraphProto) -> None:
+    """Give the lengths that onnxruntime has written beside a Gemm of its own other names.
+
+    It writes them again for the products of a gradient, under the same names, and does not load what has both.
+    """
+    names = {t.name: f"optimised/{t.name}" for t in graph.initializer if _LENGTHS.fullmatch(t.name)}
+    for tensor in graph.initializer if names else ():
+        tensor.name = names.get(tensor.name, tensor.name)
+    for node in graph.node if names else ():
+        assign(node.input, [names.get(name, name) for name in node.input])
 
 
 def put_back_domains(proto: ModelProto) -> None:

@@ -15,7 +15,7 @@ from onnx_backprop.converters.prepare.exporters.detached import restore_detached
 from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights, mark_constants
 from onnx_backprop.converters.prepare.exporters.merged import separate_named
 from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING, SEPARATED, TIED, attach, origins
-from onnx_backprop.converters.prepare.exporters.restore import restore, unfold
+from onnx_backprop.converters.prepare.exporters.restore import restore, tie_transposed, unfold
 from onnx_backprop.converters.prepare.exporters.statistics import split_statistics
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
 from onnx_backprop.converters.prepare.inference.conv_lengths import explicit_pads
@@ -61,7 +61,9 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     origins_by_name = origins(proto, weights.tensors)
     changes: dict[str, Sequence[object]] = {MISSING: restore(proto, origins_by_name)}
     unfold(proto, origins_by_name, weights.tensors)
-    changes[SEPARATED], changes[TIED] = separate_named(proto, origins_by_name, weights.tensors)
+    transposed = tie_transposed(proto, origins_by_name, weights.tensors)
+    changes[SEPARATED], tied = separate_named(proto, origins_by_name, weights.tensors)
+    changes[TIED] = [*transposed, *tied]
     changes[DETACHED] = restore_detached(proto)
     declared = forget_declared(proto)
     proto = _inline(proto)

@@ -25,6 +25,8 @@ from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.derivatives import Derivative
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.reverse.path import find_path
+from onnx_backprop.converters.training.estimators import describe as describe_estimators
+from onnx_backprop.converters.training.estimators import stop_estimators
 from onnx_backprop.converters.training.losses.add_loss import add_loss, typed
 from onnx_backprop.converters.training.losses.base import Loss, LossFunction
 from onnx_backprop.converters.training.losses.compose import LossSum
@@ -37,6 +39,7 @@ from onnx_backprop.converters.training.modes import (
     train,
 )
 from onnx_backprop.converters.training.optimizers import Optimizer
+from onnx_backprop.converters.training.padding import describe, stop_padding
 from onnx_backprop.converters.training.rewrites.precision import Rounding
 from onnx_backprop.converters.training.rewrites.sums import stage_sums
 from onnx_backprop.converters.training.sharing import describe_shared, shared, tie, untie
@@ -168,8 +171,12 @@ class TrainingDraft(Draft):
         """
         graph, trainable = self.graph, requested.trainable
         floats = [v for v in graph.initializers.values() if is_float(v)]
-        path = find_path(graph, [value for value in graph.outputs if value.name == self.loss], floats)
-        choice = choose(graph, [v for v in floats if v in path.active])
+        loss = next(value for value in graph.outputs if value.name == self.loss)
+        if estimators := stop_estimators(graph):
+            warn(describe_estimators(estimators))
+        path = find_path(graph, [loss], floats)
+        choice = choose(graph, [v for v in floats if v in path.active], loss)
+        padding = stop_padding(graph)
         left_out = {str(v.name): what for v, what in choice.left_out.items()}
         reached = [str(v.name) for v in floats if v in path.active and v.name not in left_out]
         names = aliases(graph.initializers.values())
@@ -178,6 +185,8 @@ class TrainingDraft(Draft):
         if trainable is None:
             trained = [v for v in floats if v.name in reached and v.name not in frozen]
             warn_of(graph, choice, trained, frozen=frozen, share=not stopped)
+            if rows := {table: row for table, row in padding.items() if table in trained}:
+                warn(describe(rows))
             doubtful = {str(v.name): why for v, why in choice.doubtful.items() if v.name not in frozen}
             return TrainableChoice(None, without, [name for name in reached if name in frozen], left_out, doubtful)
         if not trainable:

@@ -15,6 +15,7 @@ from onnx_backprop.opset.graphs.names import unique, used_names
 
 Ties = Sequence[tuple[str, str]]
 Use = tuple[ir.Node, int]
+_NAMED = 40  # tensors whose readers a warning leaves out
 _SHOWN = 4  # places that a warning lists
 
 
@@ -87,7 +88,9 @@ def describe_shared(readers_of: dict[str, list[str]]) -> str:
     for name, readers in list(readers_of.items())[:_SHOWN]:
         more = f" and {len(readers) - _SHOWN} more" if len(readers) > _SHOWN else ""
         texts.append(f"{name!r} is read by {', '.join(readers[:_SHOWN])}{more}")
-    rest = f"; and {len(readers_of) - _SHOWN} more tensors" if len(readers_of) > _SHOWN else ""
+    others = list(readers_of)[_SHOWN:]
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    rest = f"; so are {', '.join(map(repr, others[:_NAMED]))}{more}" if others else ""
     return (
         f"trained as one, since the file holds one tensor of equal numbers for several places: {'; '.join(texts)}"
         f"{rest}. Where an exporter merged them, untie=True gives each its own"

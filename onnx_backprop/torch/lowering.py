@@ -140,6 +140,8 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
             "export: an embedding with scale_grad_by_freq=True: expected False, as gradients are those of the forward "
             "pass"
         )
+    elif name == "cross_entropy_loss" and arguments["label_smoothing"]:
+        _smooth(node, graph, arguments)
     elif name in _RANDOM and arguments.get("train", arguments.get("training")):
         raise UnsupportedError(
             f"export: {name} in training mode, in {where or 'the module'}: expected a random operator that ONNX can "
@@ -225,6 +227,37 @@ def _stop_padding_rows(node: Any, graph: Any, arguments: dict[str, Any]) -> None
         rows = call(aten.unsqueeze.default, (padding, -1), padding.meta["val"].unsqueeze(-1))
         trained = call(aten.where.self, (rows, stopped, node), value)
     node.replace_all_uses_with(trained, delete_user_cb=lambda user: user not in (stopped, trained))
+
+
+def _smooth(node: Any, graph: Any, arguments: dict[str, Any]) -> None:
+    """(1 - ε) · CE - ε · mean of log p over the classes, of the labels that count: torch's exporter leaves ε out."""
+    aten, share, reduction = torch.ops.aten, arguments["label_smoothing"], arguments["reduction"]
+    x, labels, ignored = arguments["self"], arguments["target"], arguments["ignore_index"]
+    if arguments["weight"] is not None or _is_float(labels):
+        raise UnsupportedError(
+            "export: cross_entropy with label_smoothing: expected labels that are integers and no weight. Export the "
+            "logits and give loss=ob.losses.SoftmaxCrossEntropy(weights=…, label_smoothing=…)"
+        )
+
+    def call(target: Any, *args: Any) -> Any:
+        new = graph.call_function(target, args)
+        value = target(*(arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args))
+        new.meta = {**node.meta, "val": value}
+        return new
+
+    axis = 1 if x.meta["val"].dim() > 1 else 0
+    with graph.inserting_before(node):
+        plain = call(aten.cross_entropy_loss.default, x, labels, None, reduction, ignored)
+        counts = call(aten.ne.Scalar, labels, ignored)
+        smooth = call(aten.mean.dim, call(aten.log_softmax.int, x, axis), [axis])
+        smooth = call(aten.where.ScalarOther, counts, smooth, 0.0)
+        if reduction:  # 1: the mean of those that count, 2: the sum
+            smooth = call(aten.sum.default, smooth)
+        if reduction == 1:
+            smooth = call(aten.div.Tensor, smooth, call(aten.sum.default, counts))
+        result = call(aten.sub.Tensor, call(aten.mul.Tensor, plain, 1 - share), call(aten.mul.Tensor, smooth, share))
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
 
 
 def _split_layers(node: Any, graph: Any, arguments: dict[str, Any], *, pair: bool) -> None:

@@ -32,6 +32,7 @@ NOT_EXPORTED, NOT_WRITTEN = "not exported", "not in the file"
 MODES = ("eval", "train")
 _TOLD = (
     "left out a detach()",
+    "left out label_smoothing",
     "changes its buffers",
     "trained as one",
 )  # of another way than the module's, with the names

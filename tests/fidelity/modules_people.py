@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.fidelity.nets import F, Net, nn, number, ones, torch, weight, zeros
-from tests.fidelity.subject import Subject, floats
+from tests.fidelity.subject import Subject, floats, integers
 
 X = (floats(4, 6),)
 TOKENS = (floats(2, 5, 8),)
 IMAGES = (floats(3, 3, 8, 8),)
+CLASSES = (floats(4, 6), integers(3, 4))
+SHARES = (0.2, 1.3, 0.5)
 
 
 def people() -> Iterator[Subject]:
@@ -30,6 +32,16 @@ def people() -> Iterator[Subject]:
     yield case("expected_value", _expected, (floats(2, 16, 9),), frozen=("o.*",))
     yield case("quantised_by_average", _quantised)
     yield case("merged_gru_gates", _gates, TOKENS)
+    yield case("padded_tied_head", _padded_head, (integers(12, 4, 5), integers(12, 20)), loss=None)
+    yield case("class_weights", _class_weights, CLASSES, loss=None)
+    yield case("class_weights_by_hand", _weights_by_hand, CLASSES, loss=None)
+    yield case("positive_weights", _positive_weights, (floats(4, 6), integers(2, 4, 3)), loss=None)
+    yield case("focal_alpha", _focal, CLASSES, loss=None)
+    yield case("smoothed_labels", _smoothed, CLASSES, loss=None)
+    yield case("critic", _critic, (floats(4, 6), floats(4, 6)), loss=None)
+    yield case("species_scale", _species, (floats(4, 6), integers(5, 4)))
+    yield case("rounded_levels", _levels)
+    yield case("named_numbers", _named_numbers, (floats(4, 3),))
 
 
 class _FrozenNorm(nn.Module):
@@ -127,8 +139,8 @@ def _graph() -> Any:
     adjacency = ((adjacency + adjacency.t() + torch.eye(7)) > 0).float()
     scale = adjacency.sum(1).rsqrt()
     return Net(
-        lambda m, x: m.graph @ (F.relu(m.graph @ (x @ m.first) + m.bias) @ m.second),
-        graph=scale[:, None] * adjacency * scale,
+        lambda m, x: m.links @ (F.relu(m.links @ (x @ m.first) + m.bias) @ m.second),
+        links=scale[:, None] * adjacency * scale,
         first=weight(6, 8),
         bias=zeros(8),
         second=weight(8, 3),
@@ -187,3 +199,78 @@ def _gates() -> Any:
         return m.o(h)
 
     return Net(forward, i=nn.Linear(8, 8), keep=number(0.5, 8), bias=zeros(8), o=nn.Linear(8, 2))
+
+
+def _padded_head() -> Any:
+    """The row of padding gets the gradient of the head alone."""
+
+    def forward(m: Any, i: Any, t: Any) -> Any:
+        return F.cross_entropy((torch.relu(m.l(m.e(i))) @ m.e.weight.t()).flatten(0, 1), t)
+
+    return Net(forward, e=nn.Embedding(12, 8, padding_idx=0), l=nn.Linear(8, 8))
+
+
+def _class_weights() -> Any:
+    return Net(lambda m, x, t: m.c(m.l(x), t), l=nn.Linear(6, 3), c=nn.CrossEntropyLoss(torch.tensor(SHARES)))
+
+
+def _weights_by_hand() -> Any:
+    def forward(m: Any, x: Any, t: Any) -> Any:
+        w = m.shares[t]
+        return -(w * F.log_softmax(m.l(x), 1).gather(1, t[:, None])[:, 0]).sum() / w.sum()
+
+    return Net(forward, l=nn.Linear(6, 3), shares=torch.tensor(SHARES))
+
+
+def _positive_weights() -> Any:
+    loss = nn.BCEWithLogitsLoss(torch.tensor(SHARES), pos_weight=torch.tensor([1.7, 3.1, 0.4]))
+    return Net(lambda m, x, t: m.c(m.l(x), t.to(x.dtype)), l=nn.Linear(6, 3), c=loss)
+
+
+def _focal() -> Any:
+    """A share of each class that requires no gradient, as no exporter says."""
+
+    def forward(m: Any, x: Any, t: Any) -> Any:
+        loss = F.cross_entropy(m.l(x), t, reduction="none")
+        return (m.alpha[t] * (1 - torch.exp(-loss)) ** 2 * loss).mean()
+
+    net = Net(forward, l=nn.Linear(6, 3), alpha=nn.Parameter(torch.tensor(SHARES)))
+    net.alpha.requires_grad_(False)
+    return net
+
+
+def _smoothed() -> Any:
+    return Net(lambda m, x, t: F.cross_entropy(m.l(x), t, label_smoothing=0.2), l=nn.Linear(6, 3))
+
+
+def _critic() -> Any:
+    """Whose last layer the loss is linear in."""
+
+    def forward(m: Any, x: Any, t: Any) -> Any:
+        return m.o(torch.tanh(m.l(t))).mean() - m.o(torch.tanh(m.l(x))).mean()
+
+    return Net(forward, l=nn.Linear(6, 8), o=nn.Linear(8, 1))
+
+
+def _species() -> Any:
+    """A scale and a shift of each kind of atom."""
+
+    def forward(m: Any, x: Any, kinds: Any) -> Any:
+        return (m.o(torch.tanh(m.l(x)))[:, 0] * m.scale[kinds] + m.shift[kinds]).sum()
+
+    return Net(forward, l=nn.Linear(6, 8), o=nn.Linear(8, 1), scale=weight(5), shift=weight(5))
+
+
+def _named_numbers() -> Any:
+    """A law with constants that are fitted."""
+    return Net(lambda m, x: m.k * torch.sin(m.theta * x) + m.mu * x, theta=number(0.7), mu=number(1.3), k=number(2.1))
+
+
+def _levels() -> Any:
+    """A finite scalar quantiser: the gradient passes straight through the rounding."""
+
+    def forward(m: Any, x: Any) -> Any:
+        z = 2 * torch.tanh(m.i(x))
+        return m.o(z + (torch.round(z) - z).detach())
+
+    return Net(forward, i=nn.Linear(6, 4), o=nn.Linear(4, 2))

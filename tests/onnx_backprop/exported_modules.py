@@ -143,6 +143,14 @@ def padded() -> tuple[Any, tuple[Any, ...]]:
     )
 
 
+def smoothed() -> tuple[Any, tuple[Any, ...]]:
+    """torch's exporter leaves label_smoothing out."""
+    loss = nn.CrossEntropyLoss(label_smoothing=0.2, ignore_index=1, reduction="none")
+    return Net(
+        lambda m, x: m.loss(m.a(x), m.labels), a=nn.Linear(5, 3), loss=loss, labels=torch.tensor([0, 1, 2, 2])
+    ), (torch.randn(4, 5),)
+
+
 BUILD: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "conv net": conv_net,
     "a BatchNorm in eval()": partly_frozen,
@@ -154,6 +162,7 @@ BUILD: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "tied": tied,
     "gates": gates,
     "norms": norms,
+    "smoothed labels": smoothed,
     "pixels": pixels,
     "weight norm": weight_norm,
     "buffers": buffers,

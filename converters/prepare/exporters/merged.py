@@ -27,7 +27,7 @@ from onnx_backprop.converters.prepare.exporters.origins import (
 )
 from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.opset.graphs.names import unique, used_names
-from onnx_backprop.opset.graphs.order import uses
+from onnx_backprop.opset.graphs.order import producers, uses
 from onnx_backprop.opset.graphs.walk import is_standard
 
 _INDEX, _CALL = re.compile(r"\d+"), re.compile(r"_\d+$")
@@ -83,7 +83,7 @@ def _separate_modules(
 ) -> Pairs:
     """Give the modules a tensor each that read one of another module, by the names of the nodes; the pairs."""
     pairs = Pairs()
-    readers, names = uses(proto.graph.node), used_names(proto.graph)
+    readers, names, makers = uses(proto.graph.node), used_names(proto.graph), producers(proto.graph.node)
     for tensor in list(stored.values()):
         origin = origins_by_name.get(tensor.name, Origin())
         if origin.kind not in (NAMED, FOLDED) or len(readers[tensor.name]) < 2:
@@ -92,11 +92,14 @@ def _separate_modules(
         scopes = [_scope(node, readers) for node, _ in readers[tensor.name]]
         copies = any(scope and f".{known}.".find(f".{scope}.") >= 0 for scope in scopes)  # whose module reads it too
         uniform = origin.kind == NAMED and is_uniform(tensor)
+        weights = [_weight_of(node, index, makers) if uniform else "" for node, index in readers[tensor.name]]
         made: dict[str, str] = {}
-        for (node, index), scope in zip(readers[tensor.name], scopes, strict=True):
+        for (node, index), scope, weight in zip(readers[tensor.name], scopes, weights, strict=True):
             name = _of_copy(known, scope) if copies else ""
             if not name and uniform:
                 name = _of_module(known, module_of(node), node, index)
+            if not name and weight:
+                name = _beside_weight(known, weight, origins_by_name, first=weight == next(filter(None, weights)))
             if name and name not in made and (origin.kind == FOLDED or name not in names):
                 new = copied(tensor)
                 new.name = made[name] = unique(tensor.name if origin.kind == FOLDED else name, names)
@@ -123,6 +126,27 @@ def _beside_bias(node: NodeProto, index: int, origins_by_name: Mapping[str, Orig
     bias = node.input[2] if is_standard(node, *BIASED) and index == 1 and len(node.input) > 2 else ""
     origin = origins_by_name.get(bias, Origin())
     return f"{owner(origin.name)}.weight" if origin.kind == NAMED and owner(origin.name) else ""
+
+
+def _weight_of(node: NodeProto, index: int, makers: Mapping[str, NodeProto]) -> str:
+    """The weight of the product that a node has a bias for, or adds one to; "" for another node."""
+    if is_standard(node, *BIASED):
+        return node.input[1] if index == 2 else ""
+    product = makers.get(node.input[1 - index]) if is_standard(node, "Add") else None
+    return product.input[1] if product is not None and is_standard(product, "MatMul") else ""
+
+
+def _beside_weight(known: str, weight: str, origins_by_name: Mapping[str, Origin], *, first: bool) -> str:
+    """The name of the bias beside a weight, if that is of another module than the bias that stands there; else "".
+
+    first: whether its reader is the first of that bias, whose own it is where no name tells.
+    """
+    module, origin = owner(known), origins_by_name.get(weight, Origin())
+    other = owner(origin.name)
+    if other or not module:
+        return f"{other}.bias" if module and other != module else ""
+    own = origins_by_name.get(f"{module}.weight", Origin()).kind == NAMED  # which another product or norm reads
+    return f"{module}.bias/{weight}" if origin.kind and (own or not first) else ""
 
 
 def _of_copy(name: str, scope: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from onnx import ModelProto, NodeProto, TensorProto
@@ -46,14 +46,16 @@ FX = "pkg.torch.onnx.fx_node"  # a node's metadata: the operation of torch that 
 _ARGUMENTS, _VALUES = re.compile(r"\(args = \((.*)\), kwargs = "), re.compile(r"%(\w+)")
 _OPERATION = re.compile(r"\[target=([\w.]+)\]\(args = ")
 _SCOPES = "pkg.torch.onnx.name_scopes"  # a node's metadata: the modules that it comes from, then its own name
-_LITERAL = re.compile(r"(.*/)?Constant(_\d+)?(_output_\d+)?")
+_LITERAL = re.compile(r"_inlfunc_.*|(.*/)?Constant(_\d+)?(_output_\d+)?")
 _COMPUTED = re.compile(r"onnx::\w+_\d+|val_\d+|.*_output_\d+|\d+")
 # what torch calls what it gets by moving numbers alone; val_12 is a step inside an operator, as a product's transpose
 _REARRANGED = re.compile(
     r"(val|t|transpose|permute|view|unsafe_view|reshape|flatten|unsqueeze|squeeze|expand|clone|slice|select|split"
     r"|getitem|unbind|chunk|embedding|index|index_select|narrow|repeat|tile|alias|contiguous|lift_fresh_copy)(_\d+)*"
 )
-_FILLED = re.compile(r"(new_)?(ones|zeros|full|scalar_tensor|eye|fill)(_like)?(_\d+)*")  # of one number, or of two
+_FILLED = re.compile(
+    r"(new_)?(ones|zeros|full|scalar_tensor|eye|fill)(_like)?(_default)?(_\d+)*"
+)  # of one number, or of two
 _OPERATIONS = re.compile(  # what it calls what it computes otherwise
     r"(abs|add|bmm|cat|clamp(_max|_min)?|cos|cumsum|div|einsum|exp|expm1|flip|gelu|linalg_\w+|linear|log|log1p|log_softmax"
     r"|masked_fill|matmul|maximum|mean|minimum|mm|mul|neg|norm|pow|reciprocal|relu|roll|rsqrt|rsub|sigmoid|sign|silu|sin"
@@ -64,6 +66,7 @@ _POSITIONS = re.compile(r"(arange|add|sub)(_\d+)*")  # what torch computes the p
 _INDEX = re.compile(
     r"(ids|index|indices|idx)$"
 )  # names of buffers of integers: what is taken by them is no other number
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 NOTHING: Mapping[str, Sequence[Any]] = {}
 _OUTPUT = re.compile(r"/.*_output_\d+")
 BIASED = ("Conv", "ConvTranspose", "Gemm")
@@ -105,11 +108,16 @@ def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Or
     stated = _exported(proto, names)
     if stated:
         return {name: Origin(CONSTANT) for name in constants} | stated | known
-    if not _is_of_torch(proto):
+    targets = {entry.target for entry in signature(proto) if entry.target}
+    if not _is_of_torch(proto) or (targets and targets.isdisjoint(names)):  # whose tensors have been renamed
         return known
     exported = any(node.name.startswith("node_") for node in proto.graph.node)  # by torch.export, before another tool
     # that may have written what it computed of a node as a Constant, under the name of the node's output
-    literal = {name: _by_name(name) if _OUTPUT.fullmatch(name) else Origin(CONSTANT) for name in constants}
+    # a file without a float tensor has Constants in their place, of another tool
+    stored = any(tensor.dims and tensor.data_type in _FLOATS for tensor in tensors.values())
+    literal = {
+        name: _by_name(name) if not stored or _OUTPUT.fullmatch(name) else Origin(CONSTANT) for name in constants
+    }
     scripted = literal | {name: _by_name(name, exported=exported) for name in names}
     return scripted | _names_of_folded(proto, scripted) | known
 
@@ -123,7 +131,8 @@ def attach(
             assign(proto.graph.metadata_props, [entry for entry in proto.graph.metadata_props if entry.key != key])
         if entries:
             proto.graph.metadata_props.add(key=key, value=json.dumps(entries))
-    exported = bool(signature(proto)) or _is_of_torch(proto)  # then parameters are in the main graph
+    # then parameters are in the main graph, unless they have been renamed
+    exported = bool(origins_by_name) and (bool(signature(proto)) or _is_of_torch(proto))
     for tensor in proto.graph.initializer:
         origin = origins_by_name.get(tensor.name, Origin(CONSTANT) if exported and not origin_of(tensor).kind else None)
         if origin is None and not origin_of(tensor).kind:
@@ -193,18 +202,21 @@ def scope_of(name: str) -> str:
 
 def arguments_of(node: NodeProto) -> list[str]:
     """The values that the operation of torch read that a node comes from, as `detach_1` and `p_fc_weight`, in order."""
-    match = _ARGUMENTS.search(_called(node))
+    match = _ARGUMENTS.search(called_with(node))
     return _VALUES.findall(match[1]) if match else []
 
 
 def operation_of(node: NodeProto) -> str:
     """The operation of torch that a node comes from, as `torch.ops.aten.group_norm.default`; "" if unknown."""
-    match = _OPERATION.search(_called(node))
+    match = _OPERATION.search(called_with(node))
     return match[1] if match else ""
 
 
-def _called(node: NodeProto) -> str:
-    return next((entry.value for entry in node.metadata_props if entry.key == FX), "")
+def called_with(node: NodeProto | ir.Node) -> str:
+    """The operation of torch that a node comes from with its arguments, as torch writes it; "" if unknown."""
+    if isinstance(node, NodeProto):
+        return next((entry.value for entry in node.metadata_props if entry.key == FX), "")
+    return node.metadata_props.get(FX, "")
 
 
 def is_rearranged(name: str) -> bool:
@@ -243,14 +255,15 @@ def _is_of_torch(proto: ModelProto) -> bool:
     return proto.producer_name == "pytorch" or any(node.output[0] == f"{node.name}_output_0" for node in named)
 
 
-def _exported(proto: ModelProto, names: Iterable[str]) -> dict[str, Origin]:
+def _exported(proto: ModelProto, names: Collection[str]) -> dict[str, Origin]:
     """What metadata of `torch.export` says; nothing for a file without it."""
     targets = {entry.target: entry.kind for entry in signature(proto) if entry.target}
     infos = (*proto.graph.input, *proto.graph.value_info)
     values = {v.name: {p.key: p.value for p in v.metadata_props} for v in infos}
-    if not any(KIND in props for props in values.values()):  # another tool has dropped them, or there were none
-        if not targets:
-            return {}
+    said = any(name in targets or not values.get(name, {}).keys().isdisjoint((KIND, _FOLDED_FROM)) for name in names)
+    if not said:  # there were none, or another tool has dropped or renamed all
+        return {}
+    if not any(KIND in props for props in values.values()):
         values |= {name: {KIND: targets[name], **values.get(name, {})} for name in targets}
     return {name: _stated(name, values.get(name, {}), targets) for name in names}
 

@@ -15,6 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx_backprop.converters.prepare.exporters.origins import (
     BIASED,
     FOLDED,
+    NAMED,
     PLACES,
     Origin,
     arguments_of,
@@ -103,15 +104,49 @@ def unfold(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[st
             continue
         if nodes[0].op_type != "Transpose":
             proto.graph.initializer.append(lengths)
-        large.pop(name, None)
-        assign(proto.graph.input, [value for value in proto.graph.input if value.name != name])
-        assign(proto.graph.initializer, [one for one in proto.graph.initializer if one.name != name])
+        _drop(proto, name, large)
         if new is not None:
             proto.graph.initializer.append(new)
             origins_by_name[new.name] = Origin(PARAMETER, origin.name, origin.parts if is_uniform(new) else ())
         del origins_by_name[name]
         for node in reversed(nodes):
             proto.graph.node.insert(0, node)
+
+
+def tie_transposed(
+    proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[str, TensorProto]
+) -> list[tuple[str, str]]:
+    """Put an embedding's Transpose in the place of its transposed copy, in place; the names of both.
+
+    A head that has the weight of an embedding reads it transposed, and exporters write that down as numbers.
+    """
+    stored = {tensor.name: tensor for tensor in proto.graph.initializer} | large
+    read = {node.input[0] for node in proto.graph.node if is_standard(node, "Gather")}
+    tables = [
+        stored[name] for name, origin in origins_by_name.items() if origin.kind == NAMED and name in read & {*stored}
+    ]
+    pairs: list[tuple[str, str]] = []
+    for name, origin in list(origins_by_name.items()):
+        tensor = stored.get(name)
+        if tensor is None or origin.kind != FOLDED or name in read or len(tensor.dims) != 2 or is_uniform(tensor):
+            continue
+        for table in tables:
+            if list(table.dims) == [*reversed(tensor.dims)] and table.data_type == tensor.data_type:
+                array, whole = to_array(tensor), to_array(table)
+                if np.array_equal(whole[:, 0], array[0]) and np.array_equal(whole.T, array):
+                    _drop(proto, name, large)
+                    del origins_by_name[name]
+                    node = helper.make_node("Transpose", [table.name], [name], f"{name}/tied", perm=[1, 0])
+                    proto.graph.node.insert(0, node)
+                    pairs.append((table.name, name))
+                    break
+    return pairs
+
+
+def _drop(proto: ModelProto, name: str, large: dict[str, TensorProto]) -> None:
+    large.pop(name, None)
+    assign(proto.graph.input, [value for value in proto.graph.input if value.name != name])
+    assign(proto.graph.initializer, [one for one in proto.graph.initializer if one.name != name])
 
 
 def _batches(proto: ModelProto, stored: Collection[str]) -> set[int]:

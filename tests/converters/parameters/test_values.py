@@ -26,6 +26,12 @@ def grid() -> np.ndarray:
     return np.concatenate([np.repeat(one[:, None], 6, 1), np.repeat(one[None], 6, 0)], -1).reshape(1, 36, 16)
 
 
+def small_grid() -> np.ndarray:
+    """Of SimpleViT, for 4 × 4 patches: sines and cosines of the columns, then of the rows."""
+    y, x = (n.reshape(-1, 1) * 10000.0 ** -(np.arange(4) / 3) for n in np.mgrid[:4, :4])
+    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], 1)
+
+
 def mel() -> np.ndarray:
     centres = np.linspace(2, 60, 12) ** 1.02
     bins = np.arange(80)
@@ -49,6 +55,7 @@ ANGLES: dict[str, Maker] = {
     "from place 3 on": lambda: np.sin((PLACES + 3) * FREQUENCIES[:4]),
     "a row of zeros for the class": lambda: np.concatenate([np.zeros((1, 16)), sines()]),
     "of a grid": grid,
+    "of a grid of few places": small_grid,
     "of a grid behind a class": lambda: np.concatenate([np.zeros((1, 1, 16)), grid()], 1),
 }
 BANKS: dict[str, tuple[Maker, str]] = {

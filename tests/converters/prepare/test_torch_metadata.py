@@ -84,6 +84,7 @@ def test_equal_tensors_of_a_file_that_states_its_ties_are_not_tied() -> None:
     assert set(ob.training_graph(model, loss="mse").parameters) == {"v", "w"}
 
 
+@pytest.mark.filterwarnings("ignore:these rows of tables are all zeros")
 def test_an_embedding_and_a_head_whose_first_row_is_zeros() -> None:
     """Of padding: nothing but the first row was looked at."""
     table = np.vstack([np.zeros((1, 4)), np.arange(12).reshape(3, 4) ** 2]).astype(np.float32)

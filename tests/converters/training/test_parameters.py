@@ -265,6 +265,13 @@ def test_nothing_is_left() -> None:
         ("norm/weight_eps", False, False),
         ("model/bias_add/Const__12", False, False),
         ("half", False, False),
+        ("theta", False, True),
+        ("jax_const1", False, True),
+        ("a17", False, True),
+        ("model/dense/mul/y", False, False),
+        ("17", False, False),
+        ("/model/constants/FLOAT/0.0442", False, False),
+        ("node/Constant_13/else_branch", False, False),
     ],
 )
 def test_a_single_number_by_its_name(name: str, trained: bool, said: bool) -> None:
@@ -276,3 +283,13 @@ def test_a_single_number_by_its_name(name: str, trained: bool, said: bool) -> No
         graph = ob.training_graph(model, loss="mse")
     assert (name in graph.parameters) is trained
     assert any(f"{name!r} (it is a single number" in str(w.message) for w in caught) is said
+
+
+@pytest.mark.parametrize(("name", "trained"), [("const_1", True), ("jax_const1", True), ("v", True), ("fill", False)])
+@pytest.mark.filterwarnings("ignore:the file does not say for sure")
+def test_a_bias_of_zeros_by_its_name(name: str, trained: bool) -> None:
+    """jax2onnx calls everything const_1, and writes no zeros where a module has no bias."""
+    model = model_of("y = Gemm(x, w, number)", number=[0.0] * 6)
+    model.graph.initializer[1].name = model.graph.node[0].input[2] = name
+    graph = ob.training_graph(model, loss="mse")
+    assert (name in graph.parameters) is trained

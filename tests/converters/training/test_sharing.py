@@ -10,6 +10,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
+from onnx_backprop.converters.training.sharing import describe_shared
 
 RNG = np.random.default_rng(11)
 W, V = (RNG.standard_normal((4, 4)).astype(np.float32) for _ in range(2))
@@ -175,3 +176,9 @@ def test_merged_tensors_in_branches_are_split() -> None:
     graph = ob.training_graph(model, loss="mse", untie=True)
     assert set(graph.parameters) == {"w", "bias", "i"}
     onnxruntime.InferenceSession(graph.model.SerializeToString())
+
+
+def test_every_shared_tensor_is_named() -> None:
+    said = describe_shared({f"m{n}.weight": ["a", "b"] for n in range(6)})
+    assert all(f"'m{n}.weight'" in said for n in range(6))
+    assert "and 3 more" in describe_shared({f"m{n}.weight": ["a", "b"] for n in range(47)})
