@@ -46,8 +46,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
+_EXTENDED, _GLOBAL, _NAME = (dis.opmap[name] for name in ("EXTENDED_ARG", "LOAD_GLOBAL", "LOAD_NAME"))
+
+
 def _loaded(code: CodeType) -> list[str]:
-    return [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    """The global names that code reads; what `dis` says of all its instructions takes four times as long."""
+    names, number = list[str](), 0
+    for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        number |= low
+        if operation in (_GLOBAL, _NAME):  # of a global name the last bit is something else
+            names.append(code.co_names[number >> (operation == _GLOBAL)])
+        number = number << 8 if operation == _EXTENDED else 0
+    return names
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dis
 import importlib.util
 import itertools
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -537,6 +539,18 @@ def _of_table(x):
 ELF = pytest.mark.skipif(
     not (sys.platform == "linux" and platform.machine() == "x86_64"), reason="objects of x86-64's ELF"
 )
+
+
+def test_the_global_names_that_code_reads() -> None:
+    """Those that dis finds; from the 128th on a name takes two instructions to say."""
+    names = [f"name_{n}" for n in range(300)]
+    many = compile(f"def many(): return {' + '.join(names)}", "many", "exec")
+    codes = [many, *(c for c in many.co_consts if isinstance(c, CodeType))]
+    codes += [f.__code__ for f in vars(objects).values() if isinstance(f, FunctionType)]
+    for code in codes:
+        expected = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+        assert objects._loaded(code) == expected, code
+    assert objects._loaded(codes[1]) == names
 
 
 @ELF
