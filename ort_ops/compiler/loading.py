@@ -16,7 +16,6 @@ _PROGBITS, _SYMTAB, _RELA = 1, 2, 4  # sh_type
 _WRITTEN, _ALLOCATED, _EXECUTED = 1, 2, 4  # sh_flags
 _UNDEFINED = 0  # st_shndx
 _ADDRESS = 1  # R_X86_64_64: the address of a symbol, and a number
-_mapped: list[mmap.mmap] = []  # for good, as functions are
 
 
 class _Section(NamedTuple):
@@ -68,7 +67,7 @@ def load(code: bytes, symbol: str, others: Mapping[str, int]) -> int | None:
                     return None
                 struct.pack_into("<Q", memory, places[changes.info] + offset, (address + number) % 2**64)
         found = dict(addresses).get(symbol)
-    _mapped.append(memory)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # sessions call it when nothing else of Python is left
     protect = _c_library().mprotect
     for start, end, use in ((0, executed, mmap.PROT_READ | mmap.PROT_EXEC), (executed, size, mmap.PROT_READ)):
         if end > start and protect(ctypes.c_void_p(base + start), ctypes.c_size_t(end - start), use):

@@ -603,12 +603,14 @@ from onnx import parser
 model = parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float[N,4] x) => (float[N,3] y) <float[4,3] a = {ZEROS}> { h = MatMul(x, a) y = Relu(h) }')
 trainer = ob.Trainer(ob.training_graph(model, loss="mse", optimizer="adamw"))
 trainer.step(np.ones((6, 4), np.float32), np.ones((6, 3), np.float32))
+sys.kept = trainer  # to the end, when nothing else is left
 print(trainer.kernels, "llvmlite.binding" in sys.modules)
 """.replace("{ZEROS}", "{" + ", ".join(["0"] * 12) + "}")
 
 
 @ELF
 def test_a_process_that_compiles_nothing_has_no_llvm(tmp_path: Path) -> None:
+    """And it ends well: sessions destroy their kernels after all modules are gone."""
     printed = [
         subprocess.run(
             [sys.executable, "-c", COMPILES_NOTHING],
