@@ -158,7 +158,8 @@ build: $(INSTALLED) ## wheel and source distribution into dist/, their metadata 
 # library to hand operators to, where onnxruntime-extensions has none.
 define wheel
 	rm -rf ort_ops/objects build/lib
-	for level in $(3); do ONNX_BACKPROP_TRIPLE=$(2) NUMBA_CPU_NAME=$$level NUMBA_CPU_FEATURES= \
+	for level in $(3); do features=; case $$level in amx-*) features=+amx-tile,+amx-bf16;; esac; \
+		ONNX_BACKPROP_TRIPLE=$(2) NUMBA_CPU_NAME=$${level#amx-} NUMBA_CPU_FEATURES=$$features \
 		$(BIN)/python -m onnx_backprop.ort_ops.workers ort_ops/objects/$$level || exit 1; done
 	$(4)
 	$(BIN)/python -m build --wheel --config-setting=--build-option=--plat-name=$(1)
@@ -166,7 +167,7 @@ define wheel
 endef
 
 wheels: $(INSTALLED) ## wheels for Linux and Windows that carry machine code, for x86-64-v3, x86-64-v4 and armv8-a, into dist/
-	$(call wheel,manylinux_2_17_x86_64,x86_64-unknown-linux-gnu,x86-64-v3 x86-64-v4)
+	$(call wheel,manylinux_2_17_x86_64,x86_64-unknown-linux-gnu,x86-64-v3 x86-64-v4 amx-x86-64-v4)
 	$(call wheel,manylinux_2_17_aarch64,aarch64-unknown-linux-gnu,generic)
 	$(call wheel,win_amd64,x86_64-pc-windows-msvc,x86-64-v3 x86-64-v4,\
 		x86_64-w64-mingw32-gcc -O2 -shared -s -o ort_ops/objects/operators.dll ort_ops/runtime/operators.c)

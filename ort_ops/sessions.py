@@ -45,6 +45,7 @@ Lock = AbstractContextManager[Any]
 Named = str | tuple[str, Mapping[str, Any]]  # a provider as onnxruntime takes it
 logger = logging.getLogger("onnx_backprop")
 _FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
+_LEAN_FOLDED_BYTES = 16 << 20  # a mask of 2,048 by 2,048; no table of words
 # what onnxruntime says about a model; its errors have no base of their own
 _REFUSALS = (state.Fail, state.InvalidGraph, state.InvalidArgument, state.InvalidProtobuf, state.NotImplemented)
 _REFUSALS = (*_REFUSALS, state.RuntimeException, state.NoModel, state.NoSuchFile)
@@ -337,9 +338,10 @@ def _options(*, python_operators: bool, lean: bool = False, threads: int = 0) ->
     _settings[options] = {"python_operators": python_operators, "lean": lean, "threads": threads}
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
-    options.add_session_config_entry(_FOLDING, str(Limits().folded_bytes))
     if lean:
         be_lean(options)
+    else:
+        options.add_session_config_entry(_FOLDING, str(Limits().folded_bytes))
     if python_operators:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
@@ -363,8 +365,13 @@ def be_lean(options: SessionOptions) -> SessionOptions:
     With memory patterns onnxruntime allocates all that a run needs once more after the first, in one block, and keeps
     both. With reuse it keeps the memory of a tensor for a later one of the same shape, however late that comes. Its
     default order runs gradients of parameters last and keeps all that they read until then; a training graph's own
-    order, which the other one follows, runs them as soon as it can.
+    order, which the other one follows, runs them as soon as it can. What it computes from constants it holds for good,
+    as the zeros that rows of an embedding's gradient are put into; so not what is large, unless the options say so.
     """
+    try:
+        options.get_session_config_entry(_FOLDING)
+    except RuntimeError:  # it is not there
+        options.add_session_config_entry(_FOLDING, str(_LEAN_FOLDED_BYTES))
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False
     options.enable_mem_reuse = False

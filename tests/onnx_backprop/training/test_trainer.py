@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from onnx import ModelProto, numpy_helper, parser
@@ -19,6 +20,7 @@ import onnx_backprop.training.trainer
 from models import fsrcnn, unet_conv_transpose
 from onnx_backprop.converters.training.optimizers import SGD, AdamW
 from onnx_backprop.opset import KERNELS
+from onnx_backprop.opset.core.mapped import byte_size
 from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.ort_ops import native_route, sessions
 from onnx_backprop.ort_ops.rewrites.replace_operators import replace_operators
@@ -90,6 +92,27 @@ def test_weights_gradients_run_as_soon_as_they_can(tmp_path: Path) -> None:
     convolutions = [part for part in backward if part in ("Data", "Weights")]
     assert convolutions == ["Weights", "Data"] * (len(convolutions) // 2) + ["Weights"]
     assert len(convolutions) > 9
+
+
+@pytest.mark.parametrize("limit", [None, 1 << 30], ids=["of a trainer", "of the options"])
+def test_zeros_of_a_table_of_words_are_not_held(tmp_path: Path, limit: int | None) -> None:
+    """onnxruntime computes them once for all from constants, where it may, and keeps them beside the state."""
+    words, width = 70_000, 64  # 17 MiB
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (int64[N] x) => (float[N,{width}] y) <float[{words},{width}] table> {{ y = Gather(table, x) }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((words, width), np.float32), "table"))
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    if limit is not None:
+        options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", str(limit))
+    graph = ob.training_graph(model, loss="mse", optimizer="sgd", trainable=["table"])
+    trainer = ob.Trainer(graph, session_options=options, learning_rate=1.0)
+    assert trainer.step(np.array([3, 3]), np.zeros((2, width), np.float32)) == 1
+    changed = np.flatnonzero((trainer.state()["table"] != 1).any(axis=1))
+    assert changed.tolist() == [3]
+    held = max(map(byte_size, onnx.load(tmp_path / "optimized.onnx").graph.initializer), default=0)
+    assert (held > 16 << 20) == (limit is not None)
 
 
 def test_other_kernels() -> None:
