@@ -163,14 +163,18 @@ def _carried_symbol(function: Exported) -> str:
 
 
 def ship(folder: Path) -> int:
-    """Write what a wheel is to carry, all functions that have a name of their own; how many."""
-    counts = Counter(function.label for function in Exported.every)
+    """Write what a wheel is to carry, all functions that have a name of their own; how many.
+
+    Those that need registers of matrices, which no level has, are compiled where these are.
+    """
+    counts, shipped = Counter(function.label for function in Exported.every), 0
     folder.mkdir(parents=True)
     for function in Exported.every:
-        if counts[function.label] == 1:
+        if counts[function.label] == 1 and "llvm.x86.tile" not in function.text(_carried_symbol):
             write(folder / f"{function.label}.o", function.machine_code(_carried_symbol))
+            shipped += 1
     (folder / "source_digest").write_text(source_digest())
-    return sum(count == 1 for count in counts.values())
+    return shipped
 
 
 @cache
@@ -303,12 +307,16 @@ class Exported:
                 write(path, code)
         return code
 
+    def text(self, symbol: Callable[[Exported], str] = operator.attrgetter("name")) -> str:
+        """The module of LLVM, before LLVM works on it. symbol: what it, and each shared function, is called."""
+        return text(self._inner, self._arguments, self._result, symbol(self), symbol)
+
     def machine_code(
         self, symbol: Callable[[Exported], str] = operator.attrgetter("name"), *, linked: bool = False
     ) -> bytes:
-        """For this processor. symbol: what it, and each shared function, is called. linked: see `linkable`."""
+        """For this processor. symbol: see `text`. linked: see `linkable`."""
         with _lock:
-            source = text(self._inner, self._arguments, self._result, symbol(self), symbol)
+            source = self.text(symbol)
             with Deferred():  # LLVM's objects change owners, and are disposed of where nothing may be raised
                 module = llvm.parse_assembly(source)
                 module.verify()
@@ -323,20 +331,31 @@ class Exported:
     @functools.cached_property
     def address(self) -> int:
         """Of the function in this process."""
+        if self._carried is None:
+            return self._compiled_address
+        return self._load(lambda: self._carried, _carried_symbol(self), "address", self.shared)
+
+    @functools.cached_property
+    def _compiled_address(self) -> int:
+        """Of what is compiled here, which calls what is compiled here: what is carried goes by other symbols."""
+        path = self._path
+        return self._load(
+            lambda: (path and read(path)) or self.compile(), self.name, "_compiled_address", self._known[1]
+        )
+
+    def _load(self, code: Callable[[], bytes | None], symbol: str, known: str, shared: list[Exported]) -> int:
         with _lock:
-            if "address" in vars(self):  # meanwhile, by another thread
-                return vars(self)["address"]
-            for function in self.shared:  # LLVM looks for what is called among what is there
-                _ = function.address
-            symbol, code = _carried_symbol(self), self._carried
-            if code is None:
-                symbol, code = self.name, (self._path and read(self._path)) or self.compile()
+            if known in vars(self):  # meanwhile, by another thread
+                return vars(self)[known]
+            for function in shared:  # LLVM looks for what is called among what is there
+                _ = getattr(function, known)
+            data = code()
             with Deferred():
                 engine = _engine()
-                engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+                engine.add_object_file(llvm.ObjectFileRef.from_data(data))
                 engine.finalize_object()
                 address = engine.get_function_address(symbol)
                 if not address:
                     raise RuntimeError(f"no machine code for {symbol}")
-                vars(self)["address"] = address  # or it would be added once more
+                vars(self)[known] = address  # or it would be added once more
             return address

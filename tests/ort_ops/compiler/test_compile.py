@@ -471,5 +471,25 @@ def test_a_shared_function_that_a_wheel_carries(tmp_path, monkeypatch: pytest.Mo
         function = objects.Exported(made, (INT,), INT)
         assert function.shared == [again.shared]
         assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(function.address)(5) == 16
+        # what a wheel cannot carry calls what is compiled here, under another name
+        monkeypatch.undo()
+        monkeypatch.setattr(objects, "SHIPPED", tmp_path)
+        monkeypatch.setattr(objects, "levels", lambda: ["this"])
+        (tmp_path / "this" / f"{made.name}.o").unlink()
+        other = objects.Exported(made, (INT,), INT)
+        assert _times_three.shared._carried is not None
+        assert other._carried is None
+        assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(other.address)(7) == 22
     finally:
         objects._carried.cache_clear()
+
+
+def test_a_wheel_carries_nothing_for_registers_that_no_level_has(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM ends the process that asks it for their instructions, for a processor without them."""
+    from onnx_backprop.ort_ops.products import matrix_product
+
+    assert matrix_product.KERNEL
+    of_tiles = [f for f in objects.Exported.every if f.label == "runtime.stages.stage.matrix_product"]
+    assert of_tiles
+    monkeypatch.setattr(objects.Exported, "every", of_tiles)
+    assert objects.ship(tmp_path / "level") == 0
