@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import email
 import subprocess
 import sys
 import tarfile
 import zipfile
+from html.parser import HTMLParser
 from pathlib import Path
 
 import onnx
 import pytest
+from readme_renderer import markdown
+
+from tools.links import absolute, project
+from tools.release import copied
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("opset", "ort_ops", "converters")
@@ -18,23 +24,7 @@ ROOMS = ("opset", "ort_ops", "converters")
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """sdist and wheel, built as anybody would, from a copy without what git ignores."""
-    source = tmp_path_factory.mktemp("source")
-    files = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        text=True,
-    ).stdout
-    for name in filter(None, files.split("\0")):
-        path, target = ROOT / name, source / name
-        if not path.exists() and not path.is_symlink():
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink():
-            target.symlink_to(path.readlink())
-        else:
-            target.write_bytes(path.read_bytes())
+    source = copied(tmp_path_factory.mktemp("source"))
     subprocess.run([sys.executable, "-m", "build", str(source)], check=True, capture_output=True)
     return source / "dist"
 
@@ -69,6 +59,56 @@ def test_an_index_would_take_them(archives: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("PASSED") == 2
+
+
+class _Targets(HTMLParser):
+    """What a page links to and shows."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002 - its name
+        self.found += [value or "" for name, value in attrs if name in ("href", "src")]
+
+
+def _long_description(wheel: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        message = email.message_from_bytes(archive.read(name))
+    assert message["Description-Content-Type"] == "text/markdown"
+    return message.get_payload()
+
+
+def test_the_page_of_an_index_has_no_relative_link(archives: Path) -> None:
+    """Without an address of the repository a link is its words; the text is README's."""
+    (wheel,) = archives.glob("*.whl")
+    page = _long_description(wheel)
+    assert page.startswith("# onnx-backprop\n")
+    assert "| see it all in five minutes | tutorial, guide |" in page
+    rendered = markdown.render(page)
+    assert rendered, "not what an index renders"
+    assert "<table>" in rendered
+    assert [t for t in _Targets(rendered).found if not t.startswith(("https://", "#"))] == []
+
+
+def test_links_lead_to_the_files_of_the_version() -> None:
+    """With an address in [project.urls] every link of README leads to a file that is there."""
+    about = {**project(), "urls": {"Repository": "https://host.example/owner/name/"}}
+    start = f"https://host.example/owner/name/{{}}/v{about['version']}/"
+    rendered = markdown.render(absolute((ROOT / "README.md").read_text("utf-8"), about)) or ""
+    found = [target for target in _Targets(rendered).found if not target.startswith("#")]
+    assert len(found) > 40
+    assert f"{start.format('raw')}docs/web.png" in found
+    for target in found:
+        path = target.removeprefix(start.format("blob")).removeprefix(start.format("raw")).partition("#")[0]
+        assert path != target
+        assert (ROOT / path).is_file(), target
+    kept = "[a](https://other.example/x) [b](#here) [c](mailto:a@b.example)"
+    assert absolute(kept, about) == absolute(kept, {"version": "1"}) == kept
+    assert absolute("[a](web.md#node)", about, "docs") == f"[a]({start.format('blob')}docs/web.md#node)"
+    assert absolute("![a](b.png) [*c*](d.md)", {"version": "1"}) == " *c*"
 
 
 def test_installed_wheel_converts_from_anywhere(archives: Path, tmp_path: Path) -> None:
