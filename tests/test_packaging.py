@@ -15,7 +15,7 @@ import pytest
 from readme_renderer import markdown
 
 from tools.links import absolute, project
-from tools.release import copied
+from tools.release import copied, recipe
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("opset", "ort_ops", "converters")
@@ -78,7 +78,7 @@ def _long_description(wheel: Path) -> str:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         message = email.message_from_bytes(archive.read(name))
     assert message["Description-Content-Type"] == "text/markdown"
-    return message.get_payload()
+    return str(message.get_payload())
 
 
 def test_the_page_of_an_index_has_no_relative_link(archives: Path) -> None:
@@ -109,6 +109,19 @@ def test_links_lead_to_the_files_of_the_version() -> None:
     assert absolute(kept, about) == absolute(kept, {"version": "1"}) == kept
     assert absolute("[a](web.md#node)", about, "docs") == f"[a]({start.format('blob')}docs/web.md#node)"
     assert absolute("![a](b.png) [*c*](d.md)", {"version": "1"}) == " *c*"
+
+
+@pytest.mark.parametrize("repository", ["", "https://host.example/owner/name"])
+def test_the_conda_recipe_asks_for_what_pyproject_asks_for(repository: str) -> None:
+    about = {**project(), "urls": {"Repository": repository} if repository else {}}
+    text = recipe(about, "source.tar.gz", b"source").decode()
+    release = f"{repository}/releases/download/v{about['version']}/source.tar.gz"
+    assert f"  {f'url: {release}' if repository else 'path: source.tar.gz'}\n  sha256: 41cf6794ba4200b8" in text
+    assert "@" not in text
+    plain = [one for one in about["dependencies"] if ";" not in one]
+    assert len(plain) > 5
+    assert [line.removeprefix("    - ") for line in text.splitlines() if line.removeprefix("    - ") in plain] == plain
+    assert (f"  repository: {repository}" in text) == bool(repository)
 
 
 def test_installed_wheel_converts_from_anywhere(archives: Path, tmp_path: Path) -> None:
