@@ -88,16 +88,11 @@ def said(text: str) -> None:
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
     """What a command prints; the end of all it says where it fails."""
-    environment = {**os.environ, **variables}
-    done = subprocess.run(
-        [str(c) for c in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
+    settings: dict[str, Any] = {"cwd": cwd, "env": {**os.environ, **variables}, "capture_output": True, "text": True}
+    done = subprocess.run([str(word) for word in command], check=False, **settings)
     if done.returncode:
         raise SystemExit(f"failed: {' '.join(map(str, command))}\n{done.stdout[-3000:]}{done.stderr[-5000:]}")
     return done.stdout
-
-
-# ------------------------------------------------------------------------------------------------------------- building
 
 
 def copied(target: Path) -> Path:
@@ -209,9 +204,6 @@ def recipe(about: dict[str, Any], sdist: str, content: bytes) -> bytes:
     return re.sub("@([A-Z0-9]+)@", lambda match: values[match[1]], text).encode()
 
 
-# ------------------------------------------------------------------------------------------------------------- checking
-
-
 def checked(dist: Path, scratch: Path) -> None:
     """What an index, npm and conda-forge would say; what machine code is linked with."""
     archives = sorted(p for p in dist.iterdir() if p.suffix == ".whl" or p.name.endswith(".tar.gz"))
@@ -252,9 +244,6 @@ def _asked(objects: Mapping[str, bytes], folder: Path) -> str:
     return ", ".join(sorted(asked)) or "nothing"
 
 
-# --------------------------------------------------------------------------------------------------------------- using
-
-
 def used(dist: Path, scratch: Path) -> None:
     """Each wheel that runs here in empty environments, and what README says to do first; a bill of materials."""
     block, command = first_steps()
@@ -269,9 +258,9 @@ def used(dist: Path, scratch: Path) -> None:
         folder = scratch / f"python-{version}"
         run(python, "-m", "venv", folder)
         installed = folder / "bin" / "python"
+        install = [installed, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         for archive in (*here, pure, *((sdist,) if version == PYTHONS[0] else ())):
             begun = time.monotonic()
-            install = [installed, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             run(*install, *(["--no-deps", "--force-reinstall"] if archive is not (here or [pure])[0] else []), archive)
             place, ready = Path(tempfile.mkdtemp(dir=scratch)), time.monotonic()
             variables = {"PYTHONPATH": "", "NUMBA_CACHE_DIR": str(place / "cache")}
@@ -288,9 +277,16 @@ def used(dist: Path, scratch: Path) -> None:
         if not bill.exists():
             cyclonedx = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--of", "JSON"]
             run(*cyclonedx, "--pyproject", ROOT / "pyproject.toml", "-o", bill, installed)
-            text = re.sub(r"file://[^\"]*/", "", bill.read_text())
-            bill.write_text(text)
-            said(f"sbom.cdx.json: {len(json.loads(text)['components'])} packages, those that pip installs here today")
+            listed = json.loads(bill.read_text())
+            own = {part["bom-ref"] for part in listed["components"] if part["name"] in ("pip", "setuptools")}  # venv's
+            listed["components"] = [part for part in listed["components"] if part["bom-ref"] not in own]
+            listed["dependencies"] = [
+                {**one, "dependsOn": sorted({*one.get("dependsOn", ())} - own)}
+                for one in listed["dependencies"]
+                if one["ref"] not in own
+            ]
+            bill.write_text(json.dumps(listed, indent=2) + "\n")
+            said(f"sbom.cdx.json: {len(listed['components'])} packages, those that pip installs here today")
         shutil.rmtree(folder)
     _emulated(dist, scratch, block)
 
@@ -298,11 +294,11 @@ def used(dist: Path, scratch: Path) -> None:
 def first_steps() -> tuple[str, str]:
     """README's first block of Python, and the command behind it."""
     page = (ROOT / "README.md").read_text("utf-8")
-    block = re.search(r"```python\n(.*?)```", page, re.S)
-    command = re.search(r"```bash\n(onnx-backprop train .*?)```", page, re.S)
-    assert block, "README has no block of Python"
-    assert command, "README has no command that trains"
-    return block[1], command[1]
+    (block, *_), (command, *_) = (
+        re.findall(pattern, page, re.S)
+        for pattern in (r"```python\n(.*?)```", r"```bash\n(onnx-backprop train .*?)```")
+    )
+    return block, command
 
 
 def _python(version: str) -> Path | None:
