@@ -22,6 +22,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,9 +120,12 @@ def built(checkout: Path, folder: Path, *, pure: bool) -> dict[str, bytes]:
             tidy = tidy_sdist if path.name.endswith(".tar.gz") else tidy_wheel
             files |= tidy(path, int(epoch))
     (wheel,) = (name for name in files if name.startswith("onnx_backprop-") and name.endswith(".whl"))
-    for platform, carried in () if pure else PLATFORMS.items():
-        objects = _machine_code(source, folder / platform, carried)
-        files |= _carrying(wheel, files[wheel], platform, objects, int(epoch))
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        carried = (
+            {} if pure else {name: threads.submit(_machine_code, source, folder / name, name) for name in PLATFORMS}
+        )
+    for platform, objects in carried.items():
+        files |= _carrying(wheel, files[wheel], platform, objects.result(), int(epoch))
     files |= _npm(source, folder)
     (sdist,) = (name for name in files if name.startswith("onnx_backprop-") and name.endswith(".tar.gz"))
     files["recipe.yaml"] = recipe(project(), sdist, files[sdist])
@@ -132,13 +136,17 @@ def built(checkout: Path, folder: Path, *, pure: bool) -> dict[str, bytes]:
     return files
 
 
-def _machine_code(source: Path, folder: Path, carried: Carried) -> dict[str, bytes]:
+def _machine_code(source: Path, folder: Path, platform: str) -> dict[str, bytes]:
     """What a wheel for a platform has besides the pure one."""
-    for level in carried.levels:
+    carried = PLATFORMS[platform]
+
+    def compile_for(level: str) -> None:
         variables = {"ONNX_BACKPROP_TRIPLE": carried.triple, "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}
         worker = [sys.executable, "-m", "onnx_backprop.ort_ops.workers", folder / level]
-        run(*worker, cwd=source, PYTHONPATH=str(source), NUMBA_CACHE_DIR=str(folder / "cache"), **variables)
-    shutil.rmtree(folder / "cache", ignore_errors=True)
+        run(*worker, cwd=source, PYTHONPATH=str(source), NUMBA_CACHE_DIR=str(folder.parent / "cache"), **variables)
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(compile_for, carried.levels))
     if carried.compiler:
         link = [carried.compiler, "-O2", "-shared", "-s", "-Wl,--no-insert-timestamp"]
         run(*link, "-o", folder / "operators.dll", source / "ort_ops" / "runtime" / "operators.c")

@@ -253,10 +253,10 @@ class Exported:
 
     @property
     def shared(self) -> list[Exported]:
-        """The shared functions that it calls, directly or not; of what is carried, all of them."""
-        if self._carried is None:
+        """The shared functions that it calls, directly or not; of what is carried, all, which are known sooner."""
+        if self._carried is None or self._inner.shared is self:
             return self._known[1]
-        return [f for f in self.every if f._inner.shared is f and f is not self]
+        return [f for f in self.every if f._inner.shared is f]
 
     @property
     def label(self) -> str:

@@ -435,6 +435,20 @@ def _and_more(x):
     return load_i64(place, 0) + x + 1
 
 
+@shared
+def _times_six(place, x):
+    _times_three(place, x)
+    store_i64(place, 0, 2 * load_i64(place, 0))
+
+
+def _by_both(x):
+    place = _place()
+    _times_six(place, x)
+    y = load_i64(place, 0)
+    _times_three(place, x)
+    return load_i64(place, 0) + y
+
+
 def test_a_shared_function_is_no_part_of_its_callers(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is compiled once, called by several, and a caller is another one where it changes."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
@@ -480,6 +494,24 @@ def test_a_shared_function_that_a_wheel_carries(tmp_path, monkeypatch: pytest.Mo
         assert _times_three.shared._carried is not None
         assert other._carried is None
         assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(other.address)(7) == 22
+    finally:
+        objects._carried.cache_clear()
+
+
+def test_shared_functions_that_a_wheel_carries_do_not_wait_for_each_other(tmp_path, monkeypatch) -> None:
+    made, both = inner(_by_both), [_times_three.shared, _times_six.shared]
+    monkeypatch.setattr(objects, "SHIPPED", tmp_path)
+    monkeypatch.setattr(objects, "levels", lambda: ["this"])
+    monkeypatch.setattr(objects.Exported, "every", [exported(INT, INT)(made), *both])
+    assert objects.ship(tmp_path / "this") == 3
+    objects._carried.cache_clear()
+    try:
+        for function in (_times_three, _times_six):
+            monkeypatch.setattr(function, "shared", objects.Exported(function, (INT, INT), None))
+        monkeypatch.setattr(objects.Exported, "every", [_times_three.shared, _times_six.shared])
+        monkeypatch.setattr(objects.Exported, "compile", None)
+        function = objects.Exported(made, (INT,), INT)
+        assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(function.address)(5) == 45
     finally:
         objects._carried.cache_clear()
 
