@@ -111,6 +111,12 @@ def test_links_lead_to_the_files_of_the_version() -> None:
     assert absolute("![a](b.png) [*c*](d.md)", {"version": "1"}) == " *c*"
 
 
+def test_one_version_everywhere() -> None:
+    citation = (ROOT / "CITATION.cff").read_text("utf-8").splitlines()
+    assert f"version: {project()['version']}" in citation
+    assert f": {project()['version']}\n" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
 @pytest.mark.parametrize("repository", ["", "https://host.example/owner/name"])
 def test_the_conda_recipe_asks_for_what_pyproject_asks_for(repository: str) -> None:
     about = {**project(), "urls": {"Repository": repository} if repository else {}}
