@@ -269,7 +269,8 @@ def used(dist: Path, scratch: Path) -> None:
         install = [installed, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         for archive in (*here, pure, *((sdist,) if version == PYTHONS[0] else ())):
             begun = time.monotonic()
-            run(*install, *(["--no-deps", "--force-reinstall"] if archive is not (here or [pure])[0] else []), archive)
+            anew = [] if archive is (here or [pure])[0] else ["--no-deps", "--force-reinstall"]
+            run(*install, *anew, archive, cwd=scratch, PYTHONPATH="")
             place, ready = Path(tempfile.mkdtemp(dir=scratch)), time.monotonic()
             variables = {"PYTHONPATH": "", "NUMBA_CACHE_DIR": str(place / "cache")}
             variables["PATH"] = f"{folder / 'bin'}:{os.environ['PATH']}"
@@ -280,8 +281,8 @@ def used(dist: Path, scratch: Path) -> None:
             took = f"installed in {ready - begun:.0f} s, README's steps in {time.monotonic() - ready:.0f} s"
             said(f"Python {version}, {archive.name}: {took}, {compiled} functions compiled")
         for other in {*dist.glob("*.whl")} - {*dist.glob("onnx_backprop-*")}:
-            run(*install, other)
-            run(installed, "-m", other.name.partition("-")[0], "--help", cwd=scratch)
+            run(*install, other, cwd=scratch, PYTHONPATH="")
+            run(installed, "-m", other.name.partition("-")[0], "--help", cwd=scratch, PYTHONPATH="")
         if not bill.exists():
             cyclonedx = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--of", "JSON"]
             run(*cyclonedx, "--pyproject", ROOT / "pyproject.toml", "-o", bill, installed)
