@@ -49,8 +49,7 @@ OBJECTS = "onnx_backprop/ort_ops/objects"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 _DIGEST = 32  # bytes in front of machine code, of `compiler/cache.py`
 # what machine code may ask of a process: these, and functions of other objects; on Windows what LLVM finds there itself
-_C_LIBRARY = {"memcpy", "memmove", "memset", "__chkstk", "_fltused"}
-_DLLS = {"KERNEL32.dll", "msvcrt.dll"}
+_PROVIDED = {"memcpy", "memmove", "memset", "__chkstk", "_fltused", "KERNEL32.dll", "msvcrt.dll"}
 
 
 def main() -> int:
@@ -246,7 +245,7 @@ def _asked(objects: Mapping[str, bytes], folder: Path) -> str:
             imports = run("x86_64-w64-mingw32-objdump", "-p", path)
             asked |= set(re.findall(r"DLL Name: (\S+)", imports))
     asked = {name for name in asked if not name.startswith("carried.")}
-    foreign = sorted(asked - _C_LIBRARY - _DLLS)
+    foreign = sorted(asked - _PROVIDED)
     if foreign:
         raise SystemExit(f"machine code asks for more than the C library: {', '.join(foreign)}")
     return ", ".join(sorted(asked)) or "nothing"
