@@ -14,10 +14,12 @@ import onnx
 import pytest
 from readme_renderer import markdown
 
+from tools.archives import parts, tidy_sdist, tidy_wheel
 from tools.links import absolute, project
 from tools.release import copied, recipe
 
 ROOT = Path(__file__).parent.parent
+EPOCH = 1_700_000_000
 ROOMS = ("opset", "ort_ops", "converters")
 
 
@@ -109,6 +111,27 @@ def test_links_lead_to_the_files_of_the_version() -> None:
     assert absolute(kept, about) == absolute(kept, {"version": "1"}) == kept
     assert absolute("[a](web.md#node)", about, "docs") == f"[a]({start.format('blob')}docs/web.md#node)"
     assert absolute("![a](b.png) [*c*](d.md)", {"version": "1"}) == " *c*"
+
+
+def test_archives_do_not_tell_when_and_where_they_were_built(archives: Path, tmp_path: Path) -> None:
+    (wheel,), (sdist,) = archives.glob("*.whl"), archives.glob("*.tar.gz")
+    files = dict(parts(wheel.name, wheel.read_bytes()))
+    with zipfile.ZipFile(tmp_path / wheel.name, "w") as other:
+        for n, name in enumerate(reversed(files)):
+            other.writestr(zipfile.ZipInfo(name, (1990 + n % 9, 1, 1, 0, 0, 0)), files[name])
+    tidy = tidy_wheel(wheel, EPOCH)[wheel.name]
+    assert tidy_wheel(tmp_path / wheel.name, EPOCH)[wheel.name] == tidy
+    after = dict(parts(wheel.name, tidy))
+    record = next(name for name in after if name.endswith("/RECORD"))
+    assert {name: data for name, data in after.items() if name != record} == {n: files[n] for n in files if n != record}
+    assert sorted(after[record].splitlines()) == sorted(files[record].splitlines())
+    with tarfile.open(sdist) as old, tarfile.open(tmp_path / sdist.name, "w:gz") as other:
+        for n, member in enumerate(reversed(old.getmembers())):
+            member.mtime, member.uid, member.uname = n, n, "somebody"
+            other.addfile(member, old.extractfile(member) if member.isfile() else None)
+    tidy = tidy_sdist(sdist, EPOCH)[sdist.name]
+    assert tidy_sdist(tmp_path / sdist.name, EPOCH)[sdist.name] == tidy
+    assert dict(parts(sdist.name, tidy)) == dict(parts(sdist.name, sdist.read_bytes()))
 
 
 def test_one_version_everywhere() -> None:
