@@ -74,7 +74,12 @@ def _options(threads: int) -> Any:
 
 
 def _write(network: Network, optimizer: str, path: Path) -> None:
+    """And run a step, so that the kernels are compiled: that takes memory once, which no training needs."""
+    import onnx_backprop as ob
+
     _graph(network, optimizer).save(path)
+    trainer = ob.Trainer(path, learning_rate=RATE)
+    trainer.step(dict(zip(trainer.graph.inputs, network.batch(), strict=True)))
 
 
 def _graph(network: Network, optimizer: str) -> Any:

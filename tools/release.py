@@ -40,7 +40,7 @@ class Carried(NamedTuple):
 
 
 PLATFORMS = {
-    "manylinux_2_17_x86_64": Carried("x86_64-unknown-linux-gnu", ("x86-64-v3", "x86-64-v4")),
+    "manylinux_2_17_x86_64": Carried("x86_64-unknown-linux-gnu", ("x86-64-v3", "x86-64-v4", "amx-x86-64-v4")),
     "manylinux_2_17_aarch64": Carried("aarch64-unknown-linux-gnu", ("generic",)),
     "win_amd64": Carried("x86_64-pc-windows-msvc", ("x86-64-v3", "x86-64-v4"), "x86_64-w64-mingw32-gcc"),
 }
@@ -140,7 +140,9 @@ def _machine_code(source: Path, folder: Path, platform: str) -> dict[str, bytes]
     carried = PLATFORMS[platform]
 
     def compile_for(level: str) -> None:
-        variables = {"ONNX_BACKPROP_TRIPLE": carried.triple, "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}
+        features = "+amx-tile,+amx-bf16" if level.startswith("amx-") else ""  # TILE_LEVEL of `compiler/machine.py`
+        variables = {"ONNX_BACKPROP_TRIPLE": carried.triple, "NUMBA_CPU_FEATURES": features}
+        variables["NUMBA_CPU_NAME"] = level.removeprefix("amx-")
         worker = [sys.executable, "-m", "onnx_backprop.ort_ops.workers", folder / level]
         run(*worker, cwd=source, PYTHONPATH=str(source), NUMBA_CACHE_DIR=str(folder.parent / "cache"), **variables)
 

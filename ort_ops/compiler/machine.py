@@ -6,6 +6,7 @@ capabilities are nobody's business beside it. Nothing else in this package asks 
 
 import ctypes
 import hashlib
+import json
 import math
 import os
 import re
@@ -13,8 +14,9 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import llvmlite.binding
+import llvmlite
 
 from onnx_backprop.ort_ops.compiler.cache import cache_folder, read, write
 
@@ -24,28 +26,59 @@ MOST_PROCESSORS = 64
 _LENGTHS = ("4", "8", "16", "32", "64")
 _CACHE = 32 << 20  # where the system does not tell
 
-llvmlite.binding.initialize_native_target()
-llvmlite.binding.initialize_native_asmprinter()
+
+@cache
+def backend() -> Any:
+    """LLVM, ready to make machine code. Its library takes 46 MiB, which a process that compiles nothing spares."""
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    if TRIPLE_VARIABLE in os.environ:  # to make machine code for elsewhere, as a wheel may carry it
+        binding.initialize_all_targets()
+        binding.initialize_all_asmprinters()
+    return binding
 
 
-def _features() -> str:
-    """What the processor is said to have, or has; one that is named has what its name says."""
-    reported = os.environ.get("NUMBA_CPU_FEATURES", "" if os.environ.get("NUMBA_CPU_NAME") else None)
-    if reported is not None:
-        return reported
+_CPUINFO, _BOOT = Path("/proc/cpuinfo"), Path("/proc/sys/kernel/random/boot_id")
+_PROCESSORS = re.compile("^(?:vendor_id|cpu family|model|stepping|flags|Features|CPU )[^:]*:.*$", re.MULTILINE)
+
+
+def _host() -> tuple[str, str, str]:
+    """LLVM's names of this process's triple and of the processor, and what that has.
+
+    Where the system tells one start from another, LLVM is asked once between two, for each description of processors.
+    """
+    boot = _text(_BOOT)
+    asked = [llvmlite.__version__, sys.platform, boot, *sorted({*_PROCESSORS.findall(_text(_CPUINFO))})]
+    folder = cache_folder() if boot else None
+    path = folder and folder / "processor.json"
+    answer = json.loads((path and read(path)) or b"{}")
+    if answer.get("asked") != asked:
+        binding = backend()
+        try:
+            features = binding.get_host_cpu_features().flatten()
+        except RuntimeError:  # LLVM does not tell on this system
+            features = ""
+        answer = {"asked": asked, "host": [binding.get_process_triple(), binding.get_host_cpu_name(), features]}
+        if path:
+            write(path, json.dumps(answer).encode())
+    triple, name, features = answer["host"]
+    return triple, name, features
+
+
+def _text(path: Path) -> str:
     try:
-        return llvmlite.binding.get_host_cpu_features().flatten()
-    except RuntimeError:  # LLVM does not tell on this system
+        return path.read_text()
+    except OSError:
         return ""
 
 
-TRIPLE = llvmlite.binding.get_process_triple()
-if TRIPLE_VARIABLE in os.environ:  # to make machine code for elsewhere, as a wheel may carry it
-    llvmlite.binding.initialize_all_targets()
-    llvmlite.binding.initialize_all_asmprinters()
-    TRIPLE = os.environ[TRIPLE_VARIABLE]
-PROCESSOR = os.environ.get("NUMBA_CPU_NAME") or llvmlite.binding.get_host_cpu_name()
-FEATURES = _features()
+TRIPLE, PROCESSOR, FEATURES = _host()
+TRIPLE = os.environ.get(TRIPLE_VARIABLE, TRIPLE)
+if os.environ.get("NUMBA_CPU_NAME"):  # which has what its name says
+    PROCESSOR, FEATURES = os.environ["NUMBA_CPU_NAME"], ""
+FEATURES = os.environ.get("NUMBA_CPU_FEATURES", FEATURES)
 
 _PROBE = """
 define void @probe(ptr %place) {
@@ -59,9 +92,9 @@ define void @probe(ptr %place) {
 
 def assembly(module: str) -> str:
     """What LLVM makes of a module, given as text, for the processor that code is generated for."""
-    target = llvmlite.binding.Target.from_triple(TRIPLE)
-    machine = target.create_target_machine(cpu=PROCESSOR, features=FEATURES)
-    return machine.emit_assembly(llvmlite.binding.parse_assembly(module))
+    llvm = backend()
+    machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu=PROCESSOR, features=FEATURES)
+    return machine.emit_assembly(llvm.parse_assembly(module))
 
 
 def _width() -> int:
@@ -105,8 +138,11 @@ PERMUTES = VECTOR in (8, 16) and VECTOR <= WIDTH
 
 
 # Processors by LLVM's names that a wheel may carry machine code for, the widest first, and what is needed to run it.
+_V4 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+TILE_LEVEL = "amx-"  # before LLVM's name: what needs registers of matrices, and nothing else
 LEVELS = (
-    ("x86-64-v4", "x86_64", ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")),
+    (f"{TILE_LEVEL}x86-64-v4", "x86_64", (*_V4, "amx-tile", "amx-bf16")),
+    ("x86-64-v4", "x86_64", _V4),
     ("x86-64-v3", "x86_64", ("avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")),
     ("generic", "aarch64", ("neon",)),
 )
@@ -202,13 +238,6 @@ def _share(folder: Path) -> float | None:
     if len(words) != 2 or not all(re.fullmatch("[1-9][0-9]*", word) for word in words):
         return None  # "max", or -1, or no such file
     return int(words[0]) / int(words[1])
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 @cache

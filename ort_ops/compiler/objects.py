@@ -18,24 +18,26 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import llvmlite
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 
 from onnx_backprop.opset.core.signals import Deferred
-from onnx_backprop.ort_ops.compiler import constants, expressions, language, records, values
+from onnx_backprop.ort_ops.compiler import constants, expressions, language, loading, records, values
 from onnx_backprop.ort_ops.compiler.cache import cache_folder, read, write
 from onnx_backprop.ort_ops.compiler.language import Module
-from onnx_backprop.ort_ops.compiler.machine import FEATURES, PROCESSOR, TRIPLE, facts, levels
+from onnx_backprop.ort_ops.compiler.machine import FEATURES, PROCESSOR, TILE_LEVEL, TRIPLE, backend, facts, levels
 from onnx_backprop.ort_ops.compiler.records import Record, layout
 from onnx_backprop.ort_ops.compiler.values import Inner, Intrinsic, Type
+
+if TYPE_CHECKING:
+    import llvmlite.binding as llvm
 
 _PACKAGE = __name__.partition(".")[0]
 _ITSELF = object()
@@ -44,8 +46,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
+_EXTENDED, _GLOBAL, _NAME = (dis.opmap[name] for name in ("EXTENDED_ARG", "LOAD_GLOBAL", "LOAD_NAME"))
+
+
 def _loaded(code: CodeType) -> list[str]:
-    return [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    """The global names that code reads; what `dis` says of all its instructions takes four times as long."""
+    names, number = list[str](), 0
+    for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        number |= low
+        if operation in (_GLOBAL, _NAME):  # of a global name the last bit is something else
+            names.append(code.co_names[number >> (operation == _GLOBAL)])
+        number = number << 8 if operation == _EXTENDED else 0
+    return names
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -135,6 +147,7 @@ def _compiler() -> bytes:
     return b"\0".join([*sources, repr(versions).encode()])
 
 
+TILE_INSTRUCTIONS = "llvm.x86.tile"  # as a module names them
 SHIPPED = Path(__file__).resolve().parents[1] / "objects"
 
 
@@ -149,13 +162,14 @@ def source_digest() -> str:
 
 
 @cache
-def _carried() -> Path | None:
-    """The folder of what is carried for this processor."""
+def _carried() -> list[Path]:
+    """The folders of what is carried for this processor; each function is in one of them."""
+    folders = list[Path]()
     for folder in (SHIPPED / level for level in levels()):
         with contextlib.suppress(OSError):
             if (folder / "source_digest").read_text() == source_digest():
-                return folder
-    return None
+                folders.append(folder)
+    return folders
 
 
 def _carried_symbol(function: Exported) -> str:
@@ -165,14 +179,17 @@ def _carried_symbol(function: Exported) -> str:
 def ship(folder: Path) -> int:
     """Write what a wheel is to carry, all functions that have a name of their own; how many.
 
-    Those that need registers of matrices, which no level has, are compiled where these are.
+    Those that need registers of matrices go into a folder of their own: a processor that has them runs the others' code
+    for one without.
     """
     counts, shipped = Counter(function.label for function in Exported.every), 0
     folder.mkdir(parents=True)
     for function in Exported.every:
-        if counts[function.label] == 1 and "llvm.x86.tile" not in function.text(_carried_symbol):
-            write(folder / f"{function.label}.o", function.machine_code(_carried_symbol))
-            shipped += 1
+        if counts[function.label] == 1:
+            source = function.text(_carried_symbol)
+            if (TILE_INSTRUCTIONS in source) == folder.name.startswith(TILE_LEVEL):
+                write(folder / f"{function.label}.o", compiled(source, _carried_symbol(function)))
+                shipped += 1
     (folder / "source_digest").write_text(source_digest())
     return shipped
 
@@ -180,7 +197,7 @@ def ship(folder: Path) -> int:
 @cache
 def _target(*, linked: bool = False) -> llvm.TargetMachine:
     """linked: for code that a linker puts into a library; else for code of this process."""
-    target = llvm.Target.from_triple(TRIPLE)
+    target = backend().Target.from_triple(TRIPLE)
     if linked:
         return target.create_target_machine(cpu=PROCESSOR, features=FEATURES, opt=3, reloc="pic", codemodel="small")
     reloc = "static" if TRIPLE.startswith("x86_64") else "default"
@@ -191,10 +208,22 @@ def _target(*, linked: bool = False) -> llvm.TargetMachine:
 
 @cache
 def _engine() -> llvm.ExecutionEngine:
+    llvm = backend()
     return llvm.create_mcjit_compiler(llvm.parse_assembly(f'target triple = "{TRIPLE}"'), _target())
 
 
+def _loaded_by_llvm(code: bytes, symbol: str, others: Mapping[str, int]) -> int:
+    """`loading.load` for what that does not take; 0 where there is no such function."""
+    engine, llvm = _engine(), backend()
+    for name, address in others.items():
+        llvm.add_symbol(name, address)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return engine.get_function_address(symbol)
+
+
 def _optimised(module: llvm.ModuleRef) -> None:
+    llvm = backend()
     options = llvm.create_pipeline_tuning_options()
     options.speed_level = 3
     options.loop_vectorization, options.slp_vectorization = True, False
@@ -229,6 +258,21 @@ def text(
         return str(module.llvm)
 
 
+def compiled(source: str, symbol: str, *, linked: bool = False) -> bytes:
+    """The machine code of a module of LLVM. symbol: of its exported function. linked: see `Exported.linkable`."""
+    with _lock:
+        with Deferred():  # LLVM's objects change owners, and are disposed of where nothing may be raised
+            module = backend().parse_assembly(source)
+            module.verify()
+            if linked:
+                module.get_function(symbol).visibility = "hidden"
+            _optimised(module)
+        with Deferred():  # after a chance to interrupt
+            code = _target(linked=linked).emit_object(module)
+            del module
+    return code
+
+
 class Exported:
     """A C function, compiled or loaded when its address is first asked for."""
 
@@ -253,10 +297,12 @@ class Exported:
 
     @property
     def shared(self) -> list[Exported]:
-        """The shared functions that it calls, directly or not; of what is carried, all, which are known sooner."""
-        if self._carried is None or self._inner.shared is self:
+        """The shared functions that it calls, directly or not; of what is carried, those that its code names."""
+        code = self._carried
+        if code is None:
             return self._known[1]
-        return [f for f in self.every if f._inner.shared is f]
+        functions = (f for f in self.every if f._inner.shared is f and f is not self)
+        return [f for f in functions if _carried_symbol(f).encode() + b"\0" in code]
 
     @property
     def label(self) -> str:
@@ -271,8 +317,8 @@ class Exported:
     @functools.cached_property
     def _carried(self) -> bytes | None:
         """The machine code, if the installed wheel has it."""
-        folder = _carried()
-        return read(folder / f"{self.label}.o") if folder else None
+        paths = (folder / f"{self.label}.o" for folder in _carried())
+        return next((read(path) for path in paths if path.is_file()), None)
 
     @property
     def _path(self) -> Path | None:
@@ -307,55 +353,30 @@ class Exported:
                 write(path, code)
         return code
 
-    def text(self, symbol: Callable[[Exported], str] = operator.attrgetter("name")) -> str:
-        """The module of LLVM, before LLVM works on it. symbol: what it, and each shared function, is called."""
-        return text(self._inner, self._arguments, self._result, symbol(self), symbol)
-
     def machine_code(
         self, symbol: Callable[[Exported], str] = operator.attrgetter("name"), *, linked: bool = False
     ) -> bytes:
-        """For this processor. symbol: see `text`. linked: see `linkable`."""
+        """For this processor. symbol: what it, and each shared function, is called. linked: see `linkable`."""
+        return compiled(self.text(symbol), symbol(self), linked=linked)
+
+    def text(self, symbol: Callable[[Exported], str]) -> str:
+        """The module of LLVM, see `machine_code`."""
         with _lock:
-            source = self.text(symbol)
-            with Deferred():  # LLVM's objects change owners, and are disposed of where nothing may be raised
-                module = llvm.parse_assembly(source)
-                module.verify()
-                if linked:
-                    module.get_function(symbol(self)).visibility = "hidden"
-                _optimised(module)
-            with Deferred():  # after a chance to interrupt
-                code = _target(linked=linked).emit_object(module)
-                del module
-        return code
+            return text(self._inner, self._arguments, self._result, symbol(self), symbol)
 
     @functools.cached_property
     def address(self) -> int:
         """Of the function in this process."""
-        if self._carried is None:
-            return self._compiled_address
-        return self._load(lambda: self._carried, _carried_symbol(self), "address", self.shared)
-
-    @functools.cached_property
-    def _compiled_address(self) -> int:
-        """Of what is compiled here, which calls what is compiled here: what is carried goes by other symbols."""
-        path = self._path
-        return self._load(
-            lambda: (path and read(path)) or self.compile(), self.name, "_compiled_address", self._known[1]
-        )
-
-    def _load(self, code: Callable[[], bytes | None], symbol: str, known: str, shared: list[Exported]) -> int:
         with _lock:
-            if known in vars(self):  # meanwhile, by another thread
-                return vars(self)[known]
-            for function in shared:  # LLVM looks for what is called among what is there
-                _ = getattr(function, known)
-            data = code()
+            if "address" in vars(self):  # meanwhile, by another thread
+                return vars(self)["address"]
+            symbol, code = _carried_symbol, self._carried
+            if code is None:
+                symbol, code = operator.attrgetter("name"), (self._path and read(self._path)) or self.compile()
+            called = {symbol(function): function.address for function in self.shared}
             with Deferred():
-                engine = _engine()
-                engine.add_object_file(llvm.ObjectFileRef.from_data(data))
-                engine.finalize_object()
-                address = engine.get_function_address(symbol)
+                address = loading.load(code, symbol(self), called) or _loaded_by_llvm(code, symbol(self), called)
                 if not address:
-                    raise RuntimeError(f"no machine code for {symbol}")
-                vars(self)[known] = address  # or it would be added once more
+                    raise RuntimeError(f"no machine code for {symbol(self)}")
+                vars(self)["address"] = address  # or it would be added once more
             return address

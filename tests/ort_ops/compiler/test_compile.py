@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+import dis
 import importlib.util
 import itertools
 import os
+import platform
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 import pytest
+from llvmlite import ir
 
-from onnx_backprop.ort_ops.compiler import objects
+from onnx_backprop.ort_ops.compiler import loading, objects
 from onnx_backprop.ort_ops.compiler.decorators import exported, fast, inner, shared
 from onnx_backprop.ort_ops.compiler.llvm import BF16, F16, F32, by_type, load_f32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import Record, Triple, view
-from onnx_backprop.ort_ops.compiler.values import DOUBLE, INT, CompileError
+from onnx_backprop.ort_ops.compiler.values import DOUBLE, INT, CompileError, Intrinsic
 
 TABLE = (3, 1, 4, 1, 5)
 LIMIT = 7
@@ -415,6 +419,41 @@ def test_machine_code_that_a_wheel_carries(tmp_path, monkeypatch: pytest.MonkeyP
         objects._carried.cache_clear()
 
 
+def test_what_needs_registers_of_matrices_has_a_folder_of_its_own(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM ends the process where it is to make such code for a processor without them."""
+
+    def zero(builder) -> None:
+        tile = ir.FunctionType(ir.VoidType(), [ir.IntType(8)])
+        builder.call(ir.Function(builder.module, tile, "llvm.x86.tilezero"), [ir.IntType(8)(0)])
+
+    clear = Intrinsic(None, (), zero)
+
+    @inner
+    def with_tiles(x):
+        clear()
+        return x
+
+    @inner
+    def without(x):
+        return x + 2
+
+    functions = [exported(INT, INT)(made) for made in (with_tiles, without)]
+    monkeypatch.setattr(objects, "SHIPPED", tmp_path)
+    monkeypatch.setattr(objects.Exported, "every", list(functions))
+    monkeypatch.setattr(objects, "compiled", lambda source, symbol: f"{symbol} {'tilezero' in source}".encode())
+    assert [objects.ship(tmp_path / level) for level in ("v4", "amx-v4")] == [1, 1]
+    for levels, tiles in ((["amx-v4", "v4"], b"True"), (["v4"], None)):
+        monkeypatch.setattr(objects, "levels", lambda levels=levels: levels)
+        objects._carried.cache_clear()
+        try:
+            carried = [objects.Exported(function._inner, (INT,), INT)._carried for function in functions]
+        finally:
+            objects._carried.cache_clear()
+        assert carried[1] is not None
+        assert carried[1].endswith(b"without False")
+        assert (carried[0] and carried[0][-4:]) == tiles
+
+
 _place = stack(1)
 
 
@@ -433,20 +472,6 @@ def _and_more(x):
     place = _place()
     _times_three(place, x)
     return load_i64(place, 0) + x + 1
-
-
-@shared
-def _times_six(place, x):
-    _times_three(place, x)
-    store_i64(place, 0, 2 * load_i64(place, 0))
-
-
-def _by_both(x):
-    place = _place()
-    _times_six(place, x)
-    y = load_i64(place, 0)
-    _times_three(place, x)
-    return load_i64(place, 0) + y
 
 
 def test_a_shared_function_is_no_part_of_its_callers(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,58 +495,128 @@ def test_a_shared_function_is_no_part_of_its_callers(tmp_path, monkeypatch: pyte
         objects.cache_folder.cache_clear()
 
 
-def test_a_shared_function_that_a_wheel_carries(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = inner(_by_the_shared)
-    monkeypatch.setattr(objects, "SHIPPED", tmp_path)
-    monkeypatch.setattr(objects, "levels", lambda: ["this"])
-    monkeypatch.setattr(objects.Exported, "every", [exported(INT, INT)(made), _times_three.shared])
-    assert objects.ship(tmp_path / "this") == 2
-    objects._carried.cache_clear()
-    try:
-        again = inner(_times_three.function)
-        again.shared = objects.Exported(again, (INT, INT), None)
-        monkeypatch.setattr(objects.Exported, "every", [again.shared])
-        monkeypatch.setattr(objects.Exported, "compile", None)
-        function = objects.Exported(made, (INT,), INT)
-        assert function.shared == [again.shared]
-        assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(function.address)(5) == 16
-        # what a wheel cannot carry calls what is compiled here, under another name
-        monkeypatch.undo()
-        monkeypatch.setattr(objects, "SHIPPED", tmp_path)
-        monkeypatch.setattr(objects, "levels", lambda: ["this"])
-        (tmp_path / "this" / f"{made.name}.o").unlink()
-        other = objects.Exported(made, (INT,), INT)
-        assert _times_three.shared._carried is not None
-        assert other._carried is None
-        assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(other.address)(7) == 22
-    finally:
-        objects._carried.cache_clear()
+@shared
+def _plus_one(place, x):
+    store_i64(place, 0, x + 1)
 
 
-def test_shared_functions_that_a_wheel_carries_do_not_wait_for_each_other(tmp_path, monkeypatch) -> None:
-    made, both = inner(_by_both), [_times_three.shared, _times_six.shared]
+def _by_both(x):
+    place = _place()
+    _times_three(place, x)
+    _plus_one(place, load_i64(place, 0))
+    return load_i64(place, 0)
+
+
+def test_shared_functions_that_a_wheel_carries(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several, which do not call each other, are loaded before what names them, each once."""
+    made = inner(_by_both)
     monkeypatch.setattr(objects, "SHIPPED", tmp_path)
     monkeypatch.setattr(objects, "levels", lambda: ["this"])
-    monkeypatch.setattr(objects.Exported, "every", [exported(INT, INT)(made), *both])
+    monkeypatch.setattr(objects.Exported, "every", [exported(INT, INT)(made), _times_three.shared, _plus_one.shared])
     assert objects.ship(tmp_path / "this") == 3
     objects._carried.cache_clear()
     try:
-        for function in (_times_three, _times_six):
-            monkeypatch.setattr(function, "shared", objects.Exported(function, (INT, INT), None))
-        monkeypatch.setattr(objects.Exported, "every", [_times_three.shared, _times_six.shared])
+        again = [inner(f.function) for f in (_times_three, _plus_one)]
+        for function in again:
+            function.shared = objects.Exported(function, (INT, INT), None)
+        monkeypatch.setattr(objects.Exported, "every", [f.shared for f in again])
         monkeypatch.setattr(objects.Exported, "compile", None)
         function = objects.Exported(made, (INT,), INT)
-        assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(function.address)(5) == 45
+        assert function.shared == [f.shared for f in again]
+        assert [f.shared.shared for f in again] == [[], []]
+        assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(function.address)(5) == 16
     finally:
         objects._carried.cache_clear()
 
 
-def test_a_wheel_carries_nothing_for_registers_that_no_level_has(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LLVM ends the process that asks it for their instructions, for a processor without them."""
-    from onnx_backprop.ort_ops.products import matrix_product
+@inner
+def _of_table(x):
+    place = _place()
+    _times_three(place, x)
+    return load_i64(place, 0) + TABLE[x % 5]
 
-    assert matrix_product.KERNEL
-    of_tiles = [f for f in objects.Exported.every if f.label == "runtime.stages.stage.matrix_product"]
-    assert of_tiles
-    monkeypatch.setattr(objects.Exported, "every", of_tiles)
-    assert objects.ship(tmp_path / "level") == 0
+
+ELF = pytest.mark.skipif(
+    not (sys.platform == "linux" and platform.machine() == "x86_64"), reason="objects of x86-64's ELF"
+)
+
+
+def test_the_global_names_that_code_reads() -> None:
+    """Those that dis finds; from the 128th on a name takes two instructions to say."""
+    names = [f"name_{n}" for n in range(300)]
+    many = compile(f"def many(): return {' + '.join(names)}", "many", "exec")
+    codes = [many, *(c for c in many.co_consts if isinstance(c, CodeType))]
+    codes += [f.__code__ for f in vars(objects).values() if isinstance(f, FunctionType)]
+    for code in codes:
+        expected = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+        assert objects._loaded(code) == expected, code
+    assert objects._loaded(codes[1]) == names
+
+
+@ELF
+@pytest.mark.parametrize("by_llvm", ["_of_table", "_times_three", "nothing"])
+def test_code_is_loaded_with_and_without_llvm(monkeypatch: pytest.MonkeyPatch, by_llvm: str) -> None:
+    """What either has loaded is called by what the other loads."""
+    load, loaded = loading.load, dict[str, int | None]()
+
+    def noted(code: bytes, symbol: str, others: dict[str, int]) -> int | None:
+        loaded[symbol] = None if by_llvm in symbol else load(code, symbol, others)
+        return loaded[symbol]
+
+    monkeypatch.setattr(loading, "load", noted)
+    again = inner(_times_three.function)
+    again.shared = objects.Exported(again, (INT, INT), None)
+
+    @inner
+    def _of_table(x):
+        place = _place()
+        again(place, x)
+        return load_i64(place, 0) + TABLE[x % 5]
+
+    function = exported(INT, INT)(_of_table)
+    call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(function.address)
+    assert [call(x) for x in range(-3, 9)] == [3 * x + TABLE[x % 5] for x in range(-3, 9)]
+    assert len(loaded) == 2
+    assert {name.split("-")[0].rpartition(".")[2] for name, at in loaded.items() if at is None} == {by_llvm} - {
+        "nothing"
+    }
+
+
+@ELF
+def test_what_takes_llvm_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another format or processor, unknown symbols, other relocations."""
+    function = exported(INT, INT)(_of_table)
+    code, others = function.machine_code(), {_times_three.shared.name: _times_three.shared.address}
+    assert loading.load(code, function.name, others)
+    for other in (b"", b"MZ" + code[2:], code[:18] + bytes((183, 0)) + code[20:]):
+        assert loading.load(other, function.name, others) is None
+    assert loading.load(code, function.name, {}) is None
+    assert loading.load(code, "another name", others) is None
+    monkeypatch.setattr(loading, "_ADDRESS", 2)
+    assert loading.load(code, function.name, others) is None
+
+
+COMPILES_NOTHING = """
+import sys
+import numpy as np, onnx, onnx_backprop as ob
+from onnx import parser
+model = parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float[N,4] x) => (float[N,3] y) <float[4,3] a = {ZEROS}> { h = MatMul(x, a) y = Relu(h) }')
+trainer = ob.Trainer(ob.training_graph(model, loss="mse", optimizer="adamw"))
+trainer.step(np.ones((6, 4), np.float32), np.ones((6, 3), np.float32))
+sys.kept = trainer  # to the end, when nothing else is left
+print(trainer.kernels, "llvmlite.binding" in sys.modules)
+""".replace("{ZEROS}", "{" + ", ".join(["0"] * 12) + "}")
+
+
+@ELF
+def test_a_process_that_compiles_nothing_has_no_llvm(tmp_path: Path) -> None:
+    """And it ends well: sessions destroy their kernels after all modules are gone."""
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", COMPILES_NOTHING],
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for _ in range(2)
+    ]  # fmt: skip
+    assert printed == ["native True\n", "native False\n"]

@@ -58,6 +58,41 @@ def test_llvm_is_asked_once(monkeypatch, tmp_path: Path) -> None:
     assert machine._width() == 4
 
 
+def test_llvm_is_asked_once_about_the_processor(monkeypatch, tmp_path: Path) -> None:
+    """Until the system has started again, the processor is another one, or the file is damaged."""
+    cpuinfo, boot = tmp_path / "cpuinfo", tmp_path / "boot_id"
+    cpuinfo.write_text("processor : 0\nflags\t: sse avx\ncpu MHz : 1\n")
+    boot.write_text("first\n")
+    calls = []
+
+    class Binding:
+        get_process_triple = staticmethod(lambda: "triple")
+        get_host_cpu_name = staticmethod(lambda: "name")
+
+        @staticmethod
+        def get_host_cpu_features():
+            calls.append(1)
+            raise RuntimeError
+
+    monkeypatch.setattr(machine, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr(machine, "_BOOT", boot)
+    monkeypatch.setattr(machine, "backend", lambda: Binding)
+    for count, path, text in (
+        (1, cpuinfo, "processor : 0\nflags\t: sse avx\ncpu MHz : 2\n"),
+        (1, cpuinfo, "processor : 0\nflags\t: sse\n"),
+        (2, boot, "second\n"),
+        (3, tmp_path / "processor.json", "damaged"),
+        (4, boot, ""),
+    ):
+        for _ in range(2):
+            assert machine._host() == ("triple", "name", "")
+        assert len(calls) == count
+        path.write_text(text)
+    machine._host()
+    assert len(calls) == 5
+
+
 def test_what_numba_is_told() -> None:
     names = set()
     for environment, expected in X86:
