@@ -314,10 +314,8 @@ def first_steps() -> tuple[str, str]:
 def _python(version: str) -> Path | None:
     """An interpreter, on the PATH or of pyenv."""
     candidates = [*Path.home().glob(f".pyenv/versions/{version}*/bin/python"), shutil.which(f"python{version}")]
-    for candidate in filter(None, candidates):
-        if subprocess.run([candidate, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
-            return Path(candidate)
-    return None
+    asked = [(c, subprocess.run([c, "-c", "import venv"], capture_output=True, check=False)) for c in candidates if c]
+    return next((Path(candidate) for candidate, answer in asked if answer.returncode == 0), None)
 
 
 def _emulated(dist: Path, scratch: Path, block: str) -> None:
