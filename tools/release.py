@@ -149,14 +149,9 @@ def _machine_code(source: Path, folder: Path, platform: str) -> dict[str, bytes]
     with ThreadPoolExecutor() as threads:
         list(threads.map(compile_for, carried.levels))
     if carried.compiler:
-        link = [
-            carried.compiler,
-            "-O2",
-            "-shared",
-            "-s",
-            "-Wl,--no-insert-timestamp,--image-base,0x180000000",
-        ]  # else of the path
-        run(*link, "-o", folder / "operators.dll", source / "ort_ops" / "runtime" / "operators.c")
+        same = "-Wl,--no-insert-timestamp,--image-base,0x180000000"  # the base would be made of the path
+        link = [carried.compiler, "-O2", "-shared", "-s", same, "-o", folder / "operators.dll"]
+        run(*link, source / "ort_ops" / "runtime" / "operators.c")
     return {f"{OBJECTS}/{p.relative_to(folder).as_posix()}": p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
