@@ -47,7 +47,6 @@ PLATFORMS = {
 HERE = "manylinux_2_17_x86_64"
 OBJECTS = "onnx_backprop/ort_ops/objects"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-_DIGEST = 32  # bytes in front of machine code, of `compiler/cache.py`
 # what machine code may ask of a process: these, and functions of other objects; on Windows what LLVM finds there itself
 _PROVIDED = {"memcpy", "memmove", "memset", "__chkstk", "_fltused", "KERNEL32.dll", "msvcrt.dll"}
 
@@ -240,7 +239,7 @@ def _asked(objects: Mapping[str, bytes], folder: Path) -> str:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if name.endswith(".o"):
-            path.write_bytes(content[_DIGEST:])
+            path.write_bytes(content[32:])  # behind the digest of `compiler/cache.py`
             undefined = run("nm", "-u", path).split("\n")
             asked |= {line.split()[-1] for line in undefined if line.strip() and not line.endswith(":")}
         elif name.endswith(".dll"):
