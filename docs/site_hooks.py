@@ -26,6 +26,7 @@ from mkdocs.structure.pages import Page
 from nbclient import NotebookClient
 
 from onnx_backprop.command.main import main
+from tools.links import project
 
 ROOT = Path(__file__).parents[1]
 FROM_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -44,6 +45,8 @@ class _PlainText(Extension):
 def on_config(config: MkDocsConfig) -> None:
     """Give Markdown the extension."""
     os.environ["COLUMNS"] = "100"  # of the command's help
+    addresses = project().get("urls", {})
+    config.repo_url, config.site_url = addresses.get("Repository"), addresses.get("Documentation")
     config.markdown_extensions.append(_PlainText())  # type: ignore[arg-type]
 
 

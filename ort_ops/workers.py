@@ -1,4 +1,4 @@
-"""What other processes do: help to compile, and compile what a wheel carries (`make wheels`).
+"""What other processes do: help to compile, and compile what a wheel carries (`make release`).
 
 python -m onnx_backprop.ort_ops.workers FOLDER writes machine code for the processor that NUMBA_CPU_NAME says.
 """

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
+import email
 import subprocess
 import sys
 import tarfile
 import zipfile
+from html.parser import HTMLParser
 from pathlib import Path
 
 import onnx
 import pytest
+from readme_renderer import markdown
+
+from tools.archives import parts, tidy_sdist, tidy_wheel
+from tools.links import absolute, project
+from tools.release import copied, recipe
 
 ROOT = Path(__file__).parent.parent
+EPOCH = 1_700_000_000
 ROOMS = ("opset", "ort_ops", "converters")
 
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """sdist and wheel, built as anybody would, from a copy without what git ignores."""
-    source = tmp_path_factory.mktemp("source")
-    files = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-        text=True,
-    ).stdout
-    for name in filter(None, files.split("\0")):
-        path, target = ROOT / name, source / name
-        if not path.exists() and not path.is_symlink():
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_symlink():
-            target.symlink_to(path.readlink())
-        else:
-            target.write_bytes(path.read_bytes())
+    source = copied(tmp_path_factory.mktemp("source"))
     subprocess.run([sys.executable, "-m", "build", str(source)], check=True, capture_output=True)
     return source / "dist"
 
@@ -69,6 +61,96 @@ def test_an_index_would_take_them(archives: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("PASSED") == 2
+
+
+class _Targets(HTMLParser):
+    """What a page links to and shows."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002 - its name
+        self.found += [value or "" for name, value in attrs if name in ("href", "src")]
+
+
+def _long_description(wheel: Path) -> str:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        message = email.message_from_bytes(archive.read(name))
+    assert message["Description-Content-Type"] == "text/markdown"
+    return str(message.get_payload())
+
+
+def test_the_page_of_an_index_has_no_relative_link(archives: Path) -> None:
+    """Without an address of the repository a link is its words; the text is README's."""
+    (wheel,) = archives.glob("*.whl")
+    page = _long_description(wheel)
+    assert page.startswith("# onnx-backprop\n")
+    assert "| see it all in five minutes | tutorial, guide |" in page
+    rendered = markdown.render(page)
+    assert rendered, "not what an index renders"
+    assert "<table>" in rendered
+    assert [t for t in _Targets(rendered).found if not t.startswith(("https://", "#"))] == []
+
+
+def test_links_lead_to_the_files_of_the_version() -> None:
+    """With an address in [project.urls] every link of README leads to a file that is there."""
+    about = {**project(), "urls": {"Repository": "https://host.example/owner/name/"}}
+    start = f"https://host.example/owner/name/{{}}/v{about['version']}/"
+    rendered = markdown.render(absolute((ROOT / "README.md").read_text("utf-8"), about)) or ""
+    found = [target for target in _Targets(rendered).found if not target.startswith("#")]
+    assert len(found) > 40
+    assert f"{start.format('raw')}docs/web.png" in found
+    for target in found:
+        path = target.removeprefix(start.format("blob")).removeprefix(start.format("raw")).partition("#")[0]
+        assert path != target
+        assert (ROOT / path).is_file(), target
+    kept = "[a](https://other.example/x) [b](#here) [c](mailto:a@b.example)"
+    assert absolute(kept, about) == absolute(kept, {"version": "1"}) == kept
+    assert absolute("[a](web.md#node)", about, "docs") == f"[a]({start.format('blob')}docs/web.md#node)"
+    assert absolute("![a](b.png) [*c*](d.md)", {"version": "1"}) == " *c*"
+
+
+def test_archives_do_not_tell_when_and_where_they_were_built(archives: Path, tmp_path: Path) -> None:
+    (wheel,), (sdist,) = archives.glob("*.whl"), archives.glob("*.tar.gz")
+    files = dict(parts(wheel.name, wheel.read_bytes()))
+    with zipfile.ZipFile(tmp_path / wheel.name, "w") as other:
+        for n, name in enumerate(reversed(files)):
+            other.writestr(zipfile.ZipInfo(name, (1990 + n % 9, 1, 1, 0, 0, 0)), files[name])
+    tidy = tidy_wheel(wheel, EPOCH)[wheel.name]
+    assert tidy_wheel(tmp_path / wheel.name, EPOCH)[wheel.name] == tidy
+    after = dict(parts(wheel.name, tidy))
+    record = next(name for name in after if name.endswith("/RECORD"))
+    assert {name: data for name, data in after.items() if name != record} == {n: files[n] for n in files if n != record}
+    assert sorted(after[record].splitlines()) == sorted(files[record].splitlines())
+    with tarfile.open(sdist) as old, tarfile.open(tmp_path / sdist.name, "w:gz") as other:
+        for n, member in enumerate(reversed(old.getmembers())):
+            member.mtime, member.uid, member.uname = n, n, "somebody"
+            other.addfile(member, old.extractfile(member) if member.isfile() else None)
+    tidy = tidy_sdist(sdist, EPOCH)[sdist.name]
+    assert tidy_sdist(tmp_path / sdist.name, EPOCH)[sdist.name] == tidy
+    assert dict(parts(sdist.name, tidy)) == dict(parts(sdist.name, sdist.read_bytes()))
+
+
+def test_one_version_everywhere() -> None:
+    citation = (ROOT / "CITATION.cff").read_text("utf-8").splitlines()
+    assert f"version: {project()['version']}" in citation
+    assert f": {project()['version']}\n" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("repository", ["", "https://host.example/owner/name"])
+def test_the_conda_recipe_asks_for_what_pyproject_asks_for(repository: str) -> None:
+    about = {**project(), "urls": {"Repository": repository} if repository else {}}
+    text = recipe(about, "source.tar.gz", b"source").decode()
+    release = f"{repository}/releases/download/v{about['version']}/source.tar.gz"
+    assert f"  {f'url: {release}' if repository else 'path: source.tar.gz'}\n  sha256: 41cf6794ba4200b8" in text
+    assert "@" not in text
+    plain = [one for one in about["dependencies"] if ";" not in one]
+    assert len(plain) > 5
+    assert [line.removeprefix("    - ") for line in text.splitlines() if line.removeprefix("    - ") in plain] == plain
+    assert (f"  repository: {repository}" in text) == bool(repository)
 
 
 def test_installed_wheel_converts_from_anywhere(archives: Path, tmp_path: Path) -> None:

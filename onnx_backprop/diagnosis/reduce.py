@@ -67,10 +67,7 @@ class _Parts:
     """Parts of a model by the positions of their nodes."""
 
     def __init__(self, model: ModelProto) -> None:
-        try:
-            typed = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        except (onnx.shape_inference.InferenceError, ValueError):  # where that is what fails, or it is above 2 GB
-            typed = model
+        typed = _typed(model)
         self._submodels = Submodels(typed)
         self.nodes = self._submodels.nodes
         fed = {value.name for value in typed.graph.input}
@@ -82,6 +79,30 @@ class _Parts:
         called = {(node.domain, node.op_type) for node in all_nodes(part)}
         assign(part.functions, [f for f in part.functions if (f.domain, f.name) in called])
         return part
+
+
+def _typed(model: ModelProto) -> ModelProto:
+    """With the types of values; behind an operator that onnx does not know, that of its first input is assumed.
+
+    A part in which that is wrong fails otherwise than the whole, and is not taken.
+    """
+    try:
+        typed = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError):  # where that is what fails, or it is above 2 GB
+        return model
+    graph = typed.graph
+    types = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
+    assumed = [
+        onnx.helper.make_value_info(name, types[node.input[0]])
+        for node in graph.node
+        if not onnx.defs.has(node.op_type, domain=node.domain) and node.input and node.input[0] in types
+        for name in node.output
+        if name and name not in types
+    ]
+    if not assumed:
+        return typed
+    graph.value_info.extend(assumed)
+    return _typed(typed)
 
 
 def _smallest(items: Sequence[T], fails: Callable[[Sequence[T]], bool], progress: Callable[[int], None]) -> list[T]:

@@ -49,7 +49,10 @@ def _versions() -> Iterator[str]:
 
 
 def _machine() -> Iterator[str]:
-    yield f"{machine.PROCESSOR}, {machine.cores()} cores, {machine.processors()} used, {machine.facts()}"
+    cores = f"{machine.cores()} cores, {machine.processors()} of them used"
+    vectors = f"vectors of {machine.VECTOR} float32, {machine.REGISTERS} registers"
+    tiles = "registers of matrices" if machine.matrix_tiles() else "no registers of matrices"
+    yield f"{machine.PROCESSOR}, {cores}, {vectors}, {tiles}"
     yield from (f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("ONNX_BACKPROP_"))
     try:
         yield from map(str, devices())
@@ -60,7 +63,8 @@ def _machine() -> Iterator[str]:
 def _structure(proto: ModelProto) -> Iterator[str]:
     tensors = [t for graph in all_graphs(proto) for t in graph.initializer]
     opsets = ", ".join(f"{o.domain or 'ai.onnx'} {o.version}" for o in proto.opset_import)
-    yield f"of {proto.producer_name or 'no producer'} {proto.producer_version}, IR {proto.ir_version}, {opsets}"
+    producer = f"{proto.producer_name} {proto.producer_version}".strip()
+    yield f"written by {producer or 'an unnamed producer'}, IR {proto.ir_version}, {opsets}"
     nodes = list(all_nodes(proto))
     counts = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes)
     yield f"{len(nodes)} nodes: " + ", ".join(f"{count} {name}" for name, count in counts.most_common())

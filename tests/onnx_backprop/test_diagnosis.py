@@ -223,3 +223,21 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert words in text, words
     assert main(["report"]) == 0
     assert "## Model" not in capsys.readouterr().out
+
+
+def test_types_behind_an_unknown_operator_are_assumed() -> None:
+    """Or nothing behind it could be left out: its own output, and all that follow, would have no type."""
+    lines = ["v0 = Neg(x)"]
+    lines += [f"v{n} = {'lab.Wobble' if n in (7, 12) else 'Neg'}(v{n - 1})" for n in range(1, 20)]
+    text = f'<ir_version: 10, opset_import: ["": 18, "lab": 1]> g (float[N, 3] x) => (float[N, 3] v19) {{ {" ".join(lines)} }}'
+    small = ob.reduce(parser.parse_model(text), wobbles)
+    assert [(node.op_type, node.name) for node in small.graph.node] == [("Wobble", "")]
+    (value,) = small.graph.output
+    assert value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    assert [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim] == ["N", 3]
+
+
+def wobbles(part: ModelProto) -> bool:
+    """What fails with a typed output alone."""
+    typed = all(value.type.tensor_type.elem_type for value in part.graph.output)
+    return typed and any(node.op_type == "Wobble" for node in part.graph.node)

@@ -21,7 +21,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import llvmlite
 import numpy as np
 import onnxruntime
 
@@ -32,6 +31,7 @@ from onnx_backprop.ort_ops.plugin import targets
 from tests.plugin import languages
 from tests.plugin.networks import NETWORKS, Network
 from tests.plugin.test_library import SIZES, batches, compiled, library_in, sessions, small
+from tests.plugin.windows import WINE, library_of, windows_wheel, wine
 from tests.processors.emulated import CPU, CPUINFO
 from tests.runtimes.__main__ import environment
 
@@ -40,7 +40,7 @@ OLD = "1.20"
 LARGEST = {"demo": 1_000_000, "resnet": 2_000_000}  # bytes of a library
 STEPS, RATE = 10, 1e-3
 WINDOWS, ARM = "windows-x86_64-v3", "linux-aarch64"
-WINE, MINGW = "wine64", "x86_64-w64-mingw32-g++"
+MINGW = "x86_64-w64-mingw32-g++"
 X86, LESS = "qemu-x86_64-static", ("x86_64-v3", "Haswell")
 QEMU, CROSS = "qemu-aarch64-static", "aarch64-linux-gnu-g++"
 SOURCE = ROOT / "examples" / "cpp" / "train.cpp"
@@ -74,7 +74,7 @@ def main() -> int:
         print(f"{name}: a step takes {least:.2f} of the Trainer's at the least, {median:.2f} in the median", flush=True)
     wrong += _processors(folder, given.only[0])
     wrong += _languages(folder, compiled(folder / "small"))
-    wrong += _windows_wheel(folder / "windows_wheel", version)
+    wrong += _windows_wheel(folder / "windows_wheel")
     grown = sessions(folder / "small", given.sessions)
     print(f"{given.sessions:,} sessions opened and closed: {grown / 1000:,.0f} KB more memory in the second half")
     wrong += [f"sessions: {grown:,} bytes of growth"] if grown > 16 << 20 else []
@@ -226,16 +226,16 @@ def _languages(folder: Path, compiled_folder: Path) -> list[str]:
 
 def _windows(folder: Path, version: str) -> dict[str, list[str]]:
     """The command of the program for Windows, by the targets to make libraries for, where it can be made and run."""
-    if not (_wine() and shutil.which(MINGW)):
+    if not (wine() and shutil.which(MINGW)):
         print(f"{WINE} or {MINGW} is not installed: nothing runs as on Windows")
         return {}
     program = folder / "windows" / "train.exe"
-    capi = _wheel(program.parent, version, "win_amd64")
+    capi = library_of(program.parent, version, "win_amd64")
     shutil.copy(capi / "onnxruntime.dll", program.parent)
     dll = program.parent / "onnxruntime.dll"
     subprocess.run([MINGW, "-std=c++17", "-O2", "-static", "-o", program, SOURCE, dll], check=True)
     own = f"windows-{targets.here().partition('-')[2]}"
-    return {name: [_wine(), str(program)] for name in dict.fromkeys((own, WINDOWS)) if name in targets.TARGETS}
+    return {name: [wine(), str(program)] for name in dict.fromkeys((own, WINDOWS)) if name in targets.TARGETS}
 
 
 def _aarch64(folder: Path, version: str) -> dict[str, list[str]]:
@@ -244,7 +244,7 @@ def _aarch64(folder: Path, version: str) -> dict[str, list[str]]:
         print(f"{QEMU} or {CROSS} is not installed: nothing runs as on aarch64")
         return {}
     own, program = folder / "aarch64", folder / "aarch64" / "train"
-    capi = _wheel(own, version, "manylinux_2_28_aarch64")
+    capi = library_of(own, version, "manylinux_2_28_aarch64")
     shutil.copy(next(capi.glob("libonnxruntime.*.*")), own / "libonnxruntime.so.1")
     subprocess.run([CROSS, "-std=c++17", "-O2", "-o", program, SOURCE, own / "libonnxruntime.so.1"], check=True)
     (own / "proc").mkdir(exist_ok=True)  # onnxruntime ends where that describes another architecture
@@ -253,48 +253,24 @@ def _aarch64(folder: Path, version: str) -> dict[str, list[str]]:
     return {ARM: [QEMU, "-cpu", CPU, "-L", str(own), "-E", f"LD_LIBRARY_PATH={own}", str(program)]}
 
 
-def _windows_wheel(folder: Path, version: str) -> list[str]:
+def _windows_wheel(folder: Path) -> list[str]:
     """What a wheel for Windows carries is loaded by llvmlite and onnxruntime there, without Python; what is wrong."""
-    if not (_wine() and shutil.which(MINGW)):
+    if not (wine() and shutil.which(MINGW)):
         return []
-    folder.mkdir(exist_ok=True)
-    triple, level = "x86_64-pc-windows-msvc", "x86-64-v3"
-    objects, program = folder / level, folder / "windows.exe"
-    shutil.rmtree(objects, ignore_errors=True)
-    asked = {TRIPLE_VARIABLE: triple, "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}
-    worker = [sys.executable, "-m", "onnx_backprop.ort_ops.workers", str(objects)]
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    level = "x86-64-v3"
+    asked = {TRIPLE_VARIABLE: "x86_64-pc-windows-msvc", "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}
+    worker = [sys.executable, "-m", "onnx_backprop.ort_ops.workers", str(folder / level)]
     subprocess.run(worker, check=True, cwd=ROOT, env={**os.environ, **asked})
-    shutil.copy(_wheel(folder, version, "win_amd64") / "onnxruntime.dll", folder)
-    _wheel(folder, llvmlite.__version__, "win_amd64", "llvmlite")
-    for library in (*folder.glob("llvmlite/binding/*.dll"), *folder.glob("llvmlite.libs/*.dll")):
-        shutil.copy(library, folder)
-    gcc = MINGW.replace("g++", "gcc")
     source = ROOT / "ort_ops" / "runtime" / "operators.c"
-    subprocess.run([gcc, "-O2", "-Wall", "-Werror", "-shared", "-o", folder / "operators.dll", source], check=True)
-    own = Path(__file__).with_name("windows.c")
-    subprocess.run([gcc, "-O2", "-Wall", "-Werror", "-o", program, own], check=True)
-    command = [_wine(), str(program), f"Z:{objects}", level]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    there = len(list(objects.glob("*.o")))
-    if done.returncode or done.stdout.split() != [str(there)]:
-        return [f"what a wheel for Windows carries: {done.returncode} {done.stdout[-300:]} {done.stderr[-300:]}"]
-    print(f"Windows' llvmlite loads the {there} objects of a wheel, onnxruntime.dll takes operators", flush=True)
+    link = [MINGW.replace("g++", "gcc"), "-O2", "-Wall", "-Werror", "-shared"]
+    subprocess.run([*link, "-o", folder / "operators.dll", source], check=True)
+    try:
+        print(windows_wheel(folder / "run", folder, level), flush=True)
+    except AssertionError as e:
+        return [f"what a wheel for Windows carries: {e}"]
     return []
-
-
-def _wine() -> str:
-    return shutil.which(WINE) or next((str(p) for p in [Path("/usr/lib/wine") / WINE] if p.is_file()), "")
-
-
-def _wheel(folder: Path, version: str, platform: str, package: str = "onnxruntime") -> Path:
-    """The folder with the libraries of a package's wheel for another system."""
-    found = folder / package / ("capi" if package == "onnxruntime" else "binding")
-    if not found.is_dir():
-        options = ["--quiet", "--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--platform", platform]
-        install = [sys.executable, "-m", "pip", "install", *options, "--upgrade", "--target", str(folder)]
-        wanted = f"{package}=={version}" + (".*" if version.count(".") == 1 else "")
-        subprocess.run([*install, wanted], check=True)
-    return found
 
 
 if __name__ == "__main__":

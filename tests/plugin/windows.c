@@ -50,16 +50,20 @@ int main(int count, char **arguments) {
   snprintf(pattern, sizeof pattern, "%s\\*.o", arguments[1]);
   WIN32_FIND_DATAA found;
   HANDLE search = FindFirstFileA(pattern, &found);
-  int loaded = 0;
   if (search == INVALID_HANDLE_VALUE) return 1;
-  do {
+  do {  // all before the first is asked for: some call others
     snprintf(path, sizeof path, "%s\\%s", arguments[1], found.cFileName);
     char *bytes = malloc(found.nFileSizeLow);
     FILE *file = there(fopen(path, "rb"), path);
     if (fread(bytes, 1, found.nFileSizeLow, file) != found.nFileSizeLow) return 1;
     fclose(file);
     void *object = LLVM(CreateObjectFile)(bytes + DIGEST, (size_t)found.nFileSizeLow - DIGEST);
-    LLVM(MCJITAddObjectFile)(engine, there(object, path)), LLVM(FinalizeObject)(engine);
+    LLVM(MCJITAddObjectFile)(engine, there(object, path));
+  } while (FindNextFileA(search, &found));
+  LLVM(FinalizeObject)(engine);
+  int loaded = 0;
+  search = FindFirstFileA(pattern, &found);
+  do {
     snprintf(symbol, sizeof symbol, "carried.%.*s", (int)strlen(found.cFileName) - 2, found.cFileName);
     there(LLVM(GetFunctionAddress)(engine, symbol), symbol);
     loaded++;

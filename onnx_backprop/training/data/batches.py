@@ -48,13 +48,10 @@ class Batches:
         by name.
         transform: called with each row, a dict of arrays, and a generator of random numbers that depends on the seed,
         the epoch and the row alone; it returns the row that is fed, before it is scaled. `augment` makes some.
-        whole: the former name of `drop_last`, for one more release.
+        whole: the former name of `drop_last`, which 1.2 no longer knows.
         """
         if whole is not None:
-            warn(
-                "it is called drop_last, and the next release will not know this name. Write drop_last",
-                argument="whole",
-            )
+            warn("it is called drop_last, and 1.2 no longer knows this name. Write drop_last", argument="whole")
             drop_last = whole
         arrays = columns_of(arrays)
         if not isinstance(arrays, Mapping):

@@ -1,0 +1,1 @@
+"""What makes a release; nothing that is installed."""
