@@ -9,7 +9,6 @@ import hashlib
 import math
 import os
 import re
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path

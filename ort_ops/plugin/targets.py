@@ -110,7 +110,11 @@ def make(requests: Mapping[str, Any], name: str) -> bytes:
     target = checked(name)
     # in the place of what this process may make code for
     others = {k: v for k, v in os.environ.items() if k != "ONNX_BACKPROP_VECTOR_LENGTH"}
-    processor = {TRIPLE_VARIABLE: target.triple, "NUMBA_CPU_NAME": target.processor, "NUMBA_CPU_FEATURES": target.features}
+    processor = {
+        TRIPLE_VARIABLE: target.triple,
+        "NUMBA_CPU_NAME": target.processor,
+        "NUMBA_CPU_FEATURES": target.features,
+    }
     package = Path(sys.modules[__name__.partition(".")[0]].__file__ or "").parents[1]
     path = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"), *sys.path)))
     with tempfile.TemporaryDirectory() as folder:

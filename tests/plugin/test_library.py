@@ -325,9 +325,10 @@ def test_products_are_those_of_the_trainer(tmp_path: Path, training: Any) -> Non
     ob.compile_plugin(graph, alone)
     data = {name: rng.random((64, n), np.float32) for name, n in {"x": 96, "target": 64}.items()}
     trainer = ob.Trainer(graph, learning_rate=0.01)
-    run = training(alone, library_in(alone), 2)
-    rate = np.array(0.01, np.float32)
-    assert [run.step({**data, "learning_rate": rate}) for _ in range(3)] == [trainer.step(data) for _ in range(3)]
+    expected, rate = [trainer.step(data) for _ in range(3)], np.array(0.01, np.float32)
+    for threads in (1, 2, 3):
+        run = training(alone, library_in(alone), threads)
+        assert [run.step({**data, "learning_rate": rate}) for _ in range(3)] == expected
     found = [
         sum(node.op_type == "OnnxBackprop_MatrixProduct" for node in onnx.load(where / "training.onnx").graph.node)
         for where in (alone, both)
