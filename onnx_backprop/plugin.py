@@ -62,7 +62,7 @@ def compile_plugin(
         raise KernelError("the native kernels do not work here, and no library is made without them")
     model = without_tensors(graph.model, graph.updates)
     model = step_alone(graph, model) if graph.options.blocks else model
-    native = lower(model, "native", [graph.loss], graph.updates, here=False)
+    native = lower(model, "native", [graph.loss], graph.updates, matrices=set(names) == {targets.AMX})
     step = inlined(native.model)
 
     def run() -> None:

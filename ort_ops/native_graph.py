@@ -29,7 +29,7 @@ def lower(
     ends: Collection[str] = (),
     updates: Mapping[str, str] | None = None,
     *,
-    here: bool = True,
+    matrices: bool = True,
 ) -> NativeGraph:
     """The model for a route, changed in place: `native`, or the bodies of another; None: the model as it is.
 
@@ -38,7 +38,7 @@ def lower(
     return (
         NativeGraph(model)
         if kernels is None
-        else lower_sound(load(model, mapped=True), kernels, ends, updates, here=here)
+        else lower_sound(load(model, mapped=True), kernels, ends, updates, matrices=matrices)
     )
 
 
@@ -48,24 +48,24 @@ def lower_sound(
     ends: Collection[str] = (),
     updates: Mapping[str, str] | None = None,
     *,
-    here: bool = True,
+    matrices: bool = True,
 ) -> NativeGraph:
     """`lower` of a model that `load` has checked."""
     if kernels == "native":
-        return native(model, ends, updates, here=here)
+        return native(model, ends, updates, matrices=matrices)
     attach_kernels(model, kernels)
     return NativeGraph(model)
 
 
 def native(
-    model: ModelProto, ends: Collection[str] = (), updates: Mapping[str, str] | None = None, *, here: bool = True
+    model: ModelProto, ends: Collection[str] = (), updates: Mapping[str, str] | None = None, *, matrices: bool = True
 ) -> NativeGraph:
     """The model with everything that native kernels do otherwise than standard operators, in place.
 
     ends: the outputs of the forward pass of a training step, the loss first; none for a model that is no step, whose
     operators stay, as onnxruntime may fuse them its own way. updates: {input: the output that is its new value}, where
-    these may share memory, as `update_in_place` allows it. here: whether this process runs it, so that kernels for what
-    the processor has beside vectors may be used.
+    these may share memory, as `update_in_place` allows it. matrices: whether all that is to run it has registers of
+    matrices where this processor has them.
 
     The order, and why:
     1. `fuse_attention`, `replace_operators` and `replace_products`, which recognise the operators that the file has,
@@ -90,7 +90,7 @@ def native(
     if ends:
         fuse_attention(model)
         replace_operators(model)
-        if here and matrix_tiles():
+        if matrices and matrix_tiles():
             replace_products(model)
         fuse_elementwise(model)
         rematerialize(model, ends)

@@ -11,7 +11,6 @@ from onnx_backprop.opset.functions.declared import OPERATORS, PLANS
 from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.opset.operators.registry import BY_STEM
 from onnx_backprop.ort_ops import attention, layers, normalization
-from onnx_backprop.ort_ops.compiler.machine import matrix_tiles
 from onnx_backprop.ort_ops.convolution import kernels as convolution
 from onnx_backprop.ort_ops.elementwise import kernel as elementwise
 from onnx_backprop.ort_ops.interpolation import kernels as interpolation
@@ -29,6 +28,7 @@ _OURS: tuple[NativeKernel, ...] = (
         for module in iter_modules(family.__path__)
         if module.name in BY_STEM
     ),
+    matrix_product.KERNEL,  # which a graph has where `matrix_tiles` says so
 )
 KERNELS: dict[str, NativeKernel] = {NATIVE_PREFIX + kernel.op.key: kernel for kernel in _OURS}
 """By the name of the custom operator; `add_declared` adds those of other domains."""
@@ -45,5 +45,4 @@ def register() -> None:
     """Hand the operators to onnxruntime-extensions, each once per process; those that were declared since, too."""
     add_declared()
     updates = elementwise.NAME, elementwise.ELEMENTWISE
-    kernels = (*KERNELS.values(), matrix_product.KERNEL) if matrix_tiles() else KERNELS.values()
-    register_kernels(kernels, lambda: (*map(elementwise.custom_op, updates), ready.custom_op()))
+    register_kernels(KERNELS.values(), lambda: (*map(elementwise.custom_op, updates), ready.custom_op()))

@@ -101,7 +101,7 @@ def fmu(
 
 def _plain(name: str) -> str:
     """A target without the level of its processors."""
-    return re.sub(r"-v\d$", "", name)
+    return re.sub(r"-(v\d|amx)$", "", name)
 
 
 def _platform(name: str) -> str:

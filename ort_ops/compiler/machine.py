@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -159,15 +158,20 @@ def levels() -> list[str]:
     ]
 
 
+MATRICES = "+amx-bf16,+amx-tile,+avx512bw"  # features
 _PERMISSION, _TILE_DATA = (158, 0x1023), 18  # of Linux on x86-64: arch_prctl(ARCH_REQ_XCOMP_PERM, …)
 
 
 @cache
 def matrix_tiles() -> bool:
-    """Whether there are registers of whole matrices of bfloat16, which the system lets a process use that asks."""
-    needed = {"+amx-tile", "+amx-bf16", "+avx512bw"}
-    if not (sys.platform == "linux" and VECTOR == 16 and needed <= set(FEATURES.split(","))):
+    """Whether there are registers of whole matrices of bfloat16, which the system lets a process use that asks.
+
+    Code for elsewhere asks there (`plugin/runtime.c`).
+    """
+    if not ("linux" in TRIPLE and VECTOR == 16 and set(MATRICES.split(",")) <= set(FEATURES.split(","))):
         return False
+    if TRIPLE_VARIABLE in os.environ:
+        return True
     try:
         return ctypes.CDLL(None).syscall(*map(ctypes.c_long, (*_PERMISSION, _TILE_DATA))) == 0
     except (OSError, AttributeError):

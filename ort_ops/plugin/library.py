@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from onnx_backprop.opset.core.op import Attributes
-from onnx_backprop.ort_ops.compiler.machine import MOST_PROCESSORS, PROCESSOR
+from onnx_backprop.ort_ops.compiler.machine import MOST_PROCESSORS, PROCESSOR, matrix_tiles
 from onnx_backprop.ort_ops.compiler.objects import Exported
 from onnx_backprop.ort_ops.compiler.records import Record, layout
 from onnx_backprop.ort_ops.elementwise import kernel as elementwise
@@ -37,7 +37,7 @@ from onnx_backprop.ort_ops.runtime.scratch import POOL_SLOTS, RUNTIME_WORDS, Run
 from onnx_backprop.ort_ops.runtime.stages import PlanHead
 
 _RUNTIME = Path(__file__).with_name("runtime.c")
-# Levels of x86-64 that ask for more than every such processor has, as `runtime.c` numbers them.
+# Levels of x86-64 that ask for more than every such processor has, as `runtime.c` numbers them; 5: 4 and matrix_tiles.
 _NEEDS = {"x86-64-v3": 3, "x86-64-v4": 4}
 
 
@@ -153,7 +153,7 @@ def constants() -> dict[str, int]:
     words = {name: layout(record)[field].first_word for name, (record, field) in fields.items()}
     words |= {"RUNTIME_WORDS": RUNTIME_WORDS, "POOL_SLOTS": POOL_SLOTS, "MOST_PROCESSORS": MOST_PROCESSORS}
     words["MAX_RANK"] = call.MAX_RANK
-    return words | ({"NEEDS": _NEEDS[PROCESSOR]} if PROCESSOR in _NEEDS else {})
+    return words | ({"NEEDS": _NEEDS[PROCESSOR] + matrix_tiles()} if PROCESSOR in _NEEDS else {})
 
 
 def build(requests: Mapping[str, Any], path: Path, command: Sequence[str]) -> None:

@@ -119,18 +119,27 @@ static word refuse(word *question) {
   return 0;
 }
 
+// What the level of the processor takes, and the processor does not have, or the system keeps from this process.
+#define LACKS(who) "onnx_backprop: this library was compiled for " TARGET ", which has instructions that " who \
+                   ". Compile it for another: onnx-backprop compile … --target …"
 #if defined(__x86_64__) && defined(NEEDS)
 #include <cpuid.h>
-static int runs_here(void) {  // whether the processor, and the system, have what the level of the processor takes
-  unsigned a, b, c = 0, d, low, leaf7[4] = {0}, extended = 0, vectors = NEEDS == 4 ? 0xe6 : 0x6;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || (~c & (1u << 12 | 1u << 22 | 1u << 27 | 1u << 28 | 1u << 29))) return 0;
+static const char *lacking(void) {
+  const char *text = LACKS("this processor does not have");
+  unsigned a, b, c = 0, d, low, leaf7[4] = {0}, extended = 0, vectors = NEEDS >= 4 ? 0xe6 : 0x6;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || (~c & (1u << 12 | 1u << 22 | 1u << 27 | 1u << 28 | 1u << 29))) return text;
   __asm__("xgetbv" : "=a"(low), "=d"(d) : "c"(0));
-  if ((low & vectors) != vectors || !__get_cpuid_count(7, 0, &leaf7[0], &leaf7[1], &leaf7[2], &leaf7[3])) return 0;
-  unsigned wanted = 1u << 3 | 1u << 5 | 1u << 8 | (NEEDS == 4 ? 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31 : 0);
-  return !(~leaf7[1] & wanted) && __get_cpuid(0x80000001, &a, &b, &extended, &d) && (extended & 1u << 5);
+  if ((low & vectors) != vectors || !__get_cpuid_count(7, 0, &leaf7[0], &leaf7[1], &leaf7[2], &leaf7[3])) return text;
+  unsigned wanted = 1u << 3 | 1u << 5 | 1u << 8 | (NEEDS >= 4 ? 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31 : 0);
+  if (~leaf7[1] & wanted || !__get_cpuid(0x80000001, &a, &b, &extended, &d) || ~extended & 1u << 5) return text;
+#if NEEDS > 4  // registers of matrices, which Linux gives to a process that asks: arch_prctl(ARCH_REQ_XCOMP_PERM, …)
+  if (~leaf7[3] & (1u << 22 | 1u << 24)) return text;
+  if (~low & 3u << 17 || syscall(158L, 0x1023L, 18L)) return LACKS("the system does not let this process use");
+#endif
+  return NULL;
 }
 #else
-static int runs_here(void) { return 1; }
+static const char *lacking(void) { return NULL; }
 #endif
 
 static void *open_library(const function *api) {
@@ -172,9 +181,8 @@ typedef struct {
 EXPORTED void *RegisterCustomOps(void *options, const api_base *base) {
   const function *api = base->api_of(STRUCT_VERSION);
   if (!api) return failure(base->api_of(1), NOT_IMPLEMENTED, "onnx_backprop: this library needs onnxruntime 1.18 or later");
-  if (!runs_here())
-    return failure(api, NOT_IMPLEMENTED, "onnx_backprop: this library was compiled for " TARGET ", which has instructions "
-                   "that this processor does not have. Compile it for another: onnx-backprop compile … --target …");
+  const char *text = lacking();
+  if (text) return failure(api, NOT_IMPLEMENTED, text);
   int seen = 0;
   while (!__atomic_compare_exchange_n(&state, &seen, 1, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) && seen == 1) seen = 0;
   if (seen == 0) {

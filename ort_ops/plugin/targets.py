@@ -16,19 +16,23 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.functions.declared import PLANS
 from onnx_backprop.opset.functions.native import NATIVE_PREFIX
-from onnx_backprop.ort_ops.compiler.machine import TRIPLE_VARIABLE, levels
+from onnx_backprop.ort_ops.compiler.machine import MATRICES, TRIPLE_VARIABLE, levels, matrix_tiles
 
 _MAKER = "onnx_backprop.ort_ops.plugin.library"
 
 
 class Target(NamedTuple):
-    """triple, processor: LLVM's. zig: its triple. gcc: a compiler of Debian's for it. suffix: of a library."""
+    """triple, processor: LLVM's. zig: its triple. gcc: a compiler of Debian's for it. suffix: of a library.
+
+    features: of the processor, beside what its name says.
+    """
 
     triple: str
     processor: str
     zig: str
     gcc: str
     suffix: str
+    features: str = ""
 
 
 def _x86(system: str, *target: str) -> dict[str, Target]:
@@ -37,6 +41,7 @@ def _x86(system: str, *target: str) -> dict[str, Target]:
     return {f"{system}-x86_64{end}": Target(triple, name, *rest) for end, name in names.items()}
 
 
+AMX = "linux-x86_64-amx"  # AVX-512 and registers of matrices
 # x86-64 without a level is SSE2 alone. glibc 2.17 is what the wheels of this package ask for.
 TARGETS = {
     **_x86("linux", "x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.17", "x86_64-linux-gnu-gcc", "so"),
@@ -47,6 +52,7 @@ TARGETS = {
     ),
     "macos-arm64": Target("arm64-apple-macosx11.0.0", "apple-m1", "aarch64-macos.11.0", "", "dylib"),
 }
+TARGETS[AMX] = TARGETS["linux-x86_64-v4"]._replace(features=MATRICES)
 _SYSTEMS = {"Linux": "linux", "Darwin": "macos", "Windows": "windows"}
 _MACHINES = {"AMD64": "x86_64", "arm64": "aarch64"}
 
@@ -58,7 +64,8 @@ def here() -> str:
     if machine == "aarch64":
         return "macos-arm64" if system == "macos" else f"{system}-aarch64"
     level = next((name for name in levels() if name.startswith("x86-64-")), "x86-64")
-    return f"{system}-x86_64{level.removeprefix('x86-64')}"
+    name = f"{system}-x86_64{level.removeprefix('x86-64')}"
+    return AMX if name == "linux-x86_64-v4" and matrix_tiles() else name
 
 
 def checked(name: str) -> Target:
@@ -103,7 +110,11 @@ def make(requests: Mapping[str, Any], name: str) -> bytes:
     target = checked(name)
     # in the place of what this process may make code for
     others = {k: v for k, v in os.environ.items() if k != "ONNX_BACKPROP_VECTOR_LENGTH"}
-    processor = {TRIPLE_VARIABLE: target.triple, "NUMBA_CPU_NAME": target.processor, "NUMBA_CPU_FEATURES": ""}
+    processor = {
+        TRIPLE_VARIABLE: target.triple,
+        "NUMBA_CPU_NAME": target.processor,
+        "NUMBA_CPU_FEATURES": target.features,
+    }
     package = Path(sys.modules[__name__.partition(".")[0]].__file__ or "").parents[1]
     path = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"), *sys.path)))
     with tempfile.TemporaryDirectory() as folder:

@@ -20,6 +20,7 @@ import pytest
 from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
+from onnx_backprop.ort_ops.compiler.machine import matrix_tiles
 from onnx_backprop.ort_ops.plugin import targets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,14 @@ import runpy, sys
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 assert not {"onnx_backprop", "llvmlite", "onnxruntime_extensions"} & set(sys.modules)
+"""
+# A libc whose system lets no process use registers of matrices.
+REFUSE = """
+#include <dlfcn.h>
+long syscall(long number, long a, long b, long c, long d, long e, long f) {
+  if (number == 158 && a == 0x1023) return -1;
+  return ((long (*)(long, ...))dlsym((void *)-1L, "syscall"))(number, a, b, c, d, e, f);  // RTLD_NEXT
+}
 """
 SIZES = ((2, 6, 7), (3, 9, 5))
 FAILURES: Any = onnxruntime.capi.onnxruntime_pybind11_state  # pyright: ignore[reportAttributeAccessIssue]
@@ -298,6 +307,50 @@ def test_what_computes_in_float16_has_the_losses_of_the_trainer(tmp_path: Path, 
     trainer, data = ob.Trainer(graph, learning_rate=0.01), batches(SIZES[0])
     expected = [trainer.step({k: v[n] for k, v in data.items()}) for n in range(6)]
     assert _trained(training, tmp_path, SIZES[0])[0] == expected
+
+
+def test_products_are_those_of_the_trainer(tmp_path: Path, training: Any) -> None:
+    """In registers of matrices, if the processor has them and no library of the folder is for one that has none."""
+    model, rng = (
+        parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[64,96] x) => (float[64,64] y) { a = MatMul (x, w1) b = Relu (a) y = MatMul (b, w2) }"""),
+        np.random.default_rng(0),
+    )
+    for name, shape in {"w1": (96, 128), "w2": (128, 64)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(rng.normal(0, 0.1, shape).astype(np.float32), name))
+    graph = ob.training_graph(model, loss="mse", optimizer="adamw")
+    both, alone = tmp_path / "both", tmp_path / "alone"
+    ob.compile_plugin(graph, both, target=list(dict.fromkeys((targets.here(), targets.here().partition("-amx")[0]))))
+    ob.compile_plugin(graph, alone)
+    data = {name: rng.random((64, n), np.float32) for name, n in {"x": 96, "target": 64}.items()}
+    trainer = ob.Trainer(graph, learning_rate=0.01)
+    expected, rate = [trainer.step(data) for _ in range(3)], np.array(0.01, np.float32)
+    for threads in (1, 2, 3):
+        run = training(alone, library_in(alone), threads)
+        assert [run.step({**data, "learning_rate": rate}) for _ in range(3)] == expected
+    found = [
+        sum(node.op_type == "OnnxBackprop_MatrixProduct" for node in onnx.load(where / "training.onnx").graph.node)
+        for where in (alone, both)
+    ]
+    assert found == [5 if matrix_tiles() else 0, 0]
+
+
+@pytest.mark.skipif(targets.here() != targets.AMX, reason="this processor has no registers of matrices")
+def test_a_system_that_keeps_registers_of_matrices_is_told_by_a_status(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "refuse.c").write_text(REFUSE)
+    compiler = (os.environ.get("CC") or "cc").split()
+    subprocess.run([*compiler, "-shared", "-fPIC", "-o", tmp_path / "refuse.so", tmp_path / "refuse.c"], check=True)
+    program = "import sys, onnxruntime; onnxruntime.SessionOptions().register_custom_ops_library(sys.argv[1])"
+    for preloaded, match in (("", ""), (tmp_path / "refuse.so", "has instructions that the system does not let this")):
+        done = subprocess.run(
+            [sys.executable, "-c", program, library_in(folder)],
+            env=os.environ | {"LD_PRELOAD": str(preloaded)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, match in done.stderr) == (1 if match else 0, True), done.stderr
 
 
 def test_gradients_alone_are_no_training(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_a_step_here_has_them_and_one_for_elsewhere_has_not(rng) -> None:
     given.graph.initializer.append(numpy_helper.from_array(rng.standard_normal((96, 80), np.float32), "w"))
     graph = ob.training_graph(given, loss="mse", prediction="y", wrt_inputs=["x"])
     models = [
-        native_graph.lower(copied(graph.model), "native", [graph.loss], here=here).model for here in (True, False)
+        native_graph.lower(copied(graph.model), "native", [graph.loss], matrices=both).model for both in (True, False)
     ]
     found = [[attributes_of(node) for node in lowered.graph.node if node.op_type == PRODUCT] for lowered in models]
     assert sorted((a["transA"], a["transB"]) for a in found[0]) == [(0, 0), (0, 1), (1, 0)]
