@@ -86,9 +86,10 @@ PRODUCERS = {
             version_of="onnxruntime-training-cpu",
         ),
         Producer(
-            "jaxonnxruntime", "jax_onnx", ("jaxonnxruntime==0.3.0", "absl-py", "jax", "onnx>=1.23"), KINDS,
-            "its README: a JAX function of parameters and inputs for the JAX ecosystem; the opsets of its time",
-            opsets=(13, 19),
+            "jaxonnxruntime", "jax_onnx",
+            ("jaxonnxruntime==0.3.0", "absl-py", "jax==0.4.30", "numpy<2.1", "onnx>=1.20"), KINDS,
+            "its README: a JAX function of parameters and inputs for the JAX ecosystem; jax is of its time, the "
+            "onnx that its metadata names ends at opset 17", opsets=(13, 17),
         ),
     )
 }  # fmt: skip

@@ -92,7 +92,7 @@ there; where two steps disagree nobody is asked. The tolerance is that of ONNX's
 what is not handled. **Badly**: any other error, or a graph of its own that onnxruntime refuses. Where ONNX calls an
 operator not differentiable, the true derivative and a sentence are both right. A producer is asked what it documents,
 at the last opset that it documents; importers, which read files as exporters write them, by the first input. Each
-cell again, in the folder `scoreboard`: `python -m onnx_gradient_scoreboard --producer NAME --case CASE`.
+cell again, behind `pip install ./scoreboard`: `python -m onnx_gradient_scoreboard --producer NAME --case CASE`.
 
 The rules stand in `scoreboard/onnx_gradient_scoreboard/verdicts.py`, what each producer is asked and why in
 `producers.py`, its adapter of some twenty lines in `adapters/`. Whoever finds a verdict unfair is asked to say so.
@@ -110,15 +110,10 @@ def markdown(found: list[Row]) -> str:
         date=datetime.date.today().isoformat(), machine=f"{platform.system()}, {platform.machine()}", cells=judged,
         cases=len(everything) - len(networks), operators=len(names), networks=len(networks), producers=len(found),
     )  # fmt: skip
-    lines = [
-        "## All answers",
-        "",
-        "| producer | version | " + " | ".join(TITLES[v] for v in VERDICTS) + " | not asked |",
-    ]
-    lines.append("|---|---|" + "---:|" * (len(VERDICTS) + 1))
+    lines = ["## All answers", "", f"| producer | version | {' | '.join(TITLES.values())} |"]
+    lines.append("|---|---|" + "---:|" * len(TITLES))
     for row in found:
-        counts = row.counts()
-        cells = [str(counts[v]) for v in (*VERDICTS, "not asked")]
+        cells = [str(row.counts()[v]) for v in TITLES]
         lines.append(f"| {row.producer.name} | {row.version} | {' | '.join(cells)} |")
     lines += ["", "## By question", "", "Right of those asked for; wrong without a word in bold.", ""]
     lines += ["| producer | " + " | ".join(ASKED[k] for k in KINDS) + " |", "|---|" + "---:|" * len(KINDS)]
@@ -140,16 +135,12 @@ def markdown(found: list[Row]) -> str:
         used = ", ".join(f"{n} {v}" for n, v in row.versions.items())
         passes = "".join(f" Not asked of {op}: {why}." for op, why in row.producer.passes.items())
         lines.append(
-            f"- **{row.producer.name}**: {', '.join(row.producer.asked)}. {_sentence(row.producer.basis)}{passes} "
-            f"({used})"
+            f"- **{row.producer.name}**: of {len({r.case for r in row.results})} cases {', '.join(row.producer.asked)}."
+            f" {row.producer.basis[0].upper()}{row.producer.basis[1:]}.{passes} ({used})"
         )
     missing = [name for name in PRODUCERS if name not in {row.producer.name for row in found}]
     lines += [f"- **{name}** was not there." for name in missing]
     return head + "\n" + "\n".join(lines) + "\n"
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:] + "."
 
 
 def _cell(counts: Counter[str]) -> str:

@@ -161,12 +161,5 @@ def _result(worker: Worker, name: str, kind: str) -> Result:
 
 
 def _told(case: Case, kind: str, opset: int, what: str, text: str) -> Result:
-    return Result(
-        case.name,
-        case.operator,
-        case.attributes(),
-        kind,
-        opset,
-        what,
-        text if len(text) < 600 else f"{text[:300]} … {text[-300:]}",
-    )
+    text = text if len(text) < 600 else f"{text[:300]} … {text[-300:]}"
+    return Result(case.name, case.operator, case.attributes(), kind, opset, what, text)
