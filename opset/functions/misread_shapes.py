@@ -1,8 +1,9 @@
-"""Einsum and Attention nodes whose output onnx's shape inference gets wrong.
+"""Einsum, Attention and STFT nodes whose output onnx's shape inference gets wrong.
 
 Of a letter or an axis of the ellipsis that several operands of an Einsum have, it takes the length of one of them,
 though any may be 1 and be stretched to another: where they are symbols that differ, the run alone tells. In Attention
-it counts lengths that it does not know as 0, in the sum of past and new keys and in the last axis of three.
+it counts lengths that it does not know as 0, in the sum of past and new keys and in the last axis of three. An STFT
+that does not state onesided, which is 1 then, it takes for two-sided.
 """
 
 from collections import defaultdict
@@ -24,7 +25,7 @@ def misread(graph: GraphProto) -> dict[int, Certain]:
 
     All Einsum nodes where one of them is misread: others may read what that one makes.
     """
-    nodes = [(n, node) for n, node in enumerate(graph.node) if is_standard(node, "Einsum", "Attention")]
+    nodes = [(n, node) for n, node in enumerate(graph.node) if is_standard(node, "Einsum", "Attention", "STFT")]
     known = shapes_of(graph) if nodes else {}
     summed = [(n, node) for n, node in nodes if node.op_type == "Einsum"]
     found: dict[int, Certain] = {}
@@ -33,6 +34,8 @@ def misread(graph: GraphProto) -> dict[int, Certain]:
     for n, node in nodes:
         if node.op_type == "Attention" and _counts_unknown(node, known):
             found[n] = partial(_without_last, node)
+        elif node.op_type == "STFT" and not any(a.name == "onesided" for a in node.attribute):
+            found[n] = _without_bins
     return found
 
 
@@ -49,6 +52,14 @@ def _without_last(node: NodeProto, value: ValueInfoProto) -> ValueInfoProto:
     for dim in result.type.tensor_type.shape.dim[-1:]:
         if value.name in node.output[KEYS:] or (dim.HasField("dim_value") and not dim.dim_value):
             dim.Clear()
+    return result
+
+
+def _without_bins(value: ValueInfoProto) -> ValueInfoProto:
+    """The shape of the output of an STFT but for the number of frequencies."""
+    result = copied(value)
+    for dim in result.type.tensor_type.shape.dim[2:3]:
+        dim.Clear()
     return result
 
 

@@ -1,8 +1,8 @@
 """The derivatives of a case: differences of its forward, and how far they can be trusted.
 
 In float64 of onnxruntime's own kernels where it has all of them, else of onnx's reference evaluator where that agrees
-with onnxruntime, else of onnxruntime in float32 over wide steps. Each difference is taken with a step and with half of
-it, extrapolated, and believed where the two agree; differences to the left and to the right must agree too, or the
+with onnxruntime, else of onnxruntime in float32 over wide steps. Each difference is taken with a step and a shorter
+one, extrapolated, and believed where the two agree; differences to the left and to the right must agree too, or the
 point lies on a kink. What no forward is sure of is not asked.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, numpy_helper
@@ -22,7 +23,9 @@ from onnx_gradient_scoreboard.questions import draw
 Forward = Callable[[Arrays], list[np.ndarray]]
 FEW, RANDOM = 8, 6  # inputs of so few elements are differenced in each, others along so many directions
 STEPS = {np.float64: (2.0**-17, 2.0**-10), np.float32: (2.0**-6, None)}  # of first and second differences
+SHORTER = 0.37  # of a step: no power of two, by which kernels that round to float32 inside would agree with themselves
 TRUST = 0.5  # of the tolerance that a difference may be unsure of
+SECOND = 10  # times the tolerance for second derivatives, where float32 rounds twice
 
 
 @dataclass
@@ -59,6 +62,7 @@ class Reference:
         for name in wrt:
             known = name if name in probes else case.inputs[0]  # a bias has the gradient of what it is added to
             allowed = case.tolerance * self.scale[f"second {known}" if kind == "second" else known]
+            allowed *= SECOND if kind == "second" else 1
             got = answer[name]
             if np.shape(got) != probes[known][0].direction.shape or not np.isfinite(got).all():
                 return np.inf
@@ -158,6 +162,7 @@ def _differences(
     floor = max(1e-4, 1e-2 * max(float(a.max(initial=0)) for a in parts))
     noise = float(np.finfo(dtype).eps) * sum(float(a.sum()) for a in parts)
     first, twice = STEPS[dtype]
+    steps = first, SHORTER * first
     directions = {n: list(_directions(case, n)) for n in dict.fromkeys(case.inputs + case.weights)}
     scale, gradient = {}, {}
 
@@ -168,22 +173,21 @@ def _differences(
     for name, chosen in directions.items():
         gradient[name], kinks = [], []
         for direction in chosen:
-            sides = [[total({name: direction}, s * h) for s in (1, -1)] for h in (first, first / 2)]
-            wide, close = ((a - b) / (2 * h) for (a, b), h in zip(sides, (first, first / 2), strict=True))
+            sides = [[total({name: direction}, s * h) for s in (1, -1)] for h in steps]
+            wide, close = ((a - b) / (2 * h) for (a, b), h in zip(sides, steps, strict=True))
             doubt = abs(wide - close) / 2 + 4 * noise / first
-            gradient[name].append(Probe(direction, (4 * close - wide) / 3, doubt))
-            gaps = [abs(a + b - 2 * middle) / h for (a, b), h in zip(sides, (first, first / 2), strict=True)]
-            kinks.append(gaps[1] if dtype == np.float64 or gaps[1] > 0.6 * gaps[0] else 0)  # a smooth one's gap halves
+            gradient[name].append(Probe(direction, _limit(wide, close), doubt))
+            gaps = [abs(a + b - 2 * middle) / h for (a, b), h in zip(sides, steps, strict=True)]
+            kinks.append(gaps[1] if dtype == np.float64 or gaps[1] > 0.5 * gaps[0] else 0)  # a smooth gap shrinks
         scale[name] = _scale(gradient[name], floor)
         _sure(gradient[name], kinks, case.tolerance * scale[name], name)
     moves = {n: seeds[n].astype(np.float64) for n in case.inputs}
     wide, close = (
-        [(a - b) / (2 * h) for a, b in zip(forward(moves, h), forward(moves, -h), strict=True)]
-        for h in (first, first / 2)
+        [(a - b) / (2 * h) for a, b in zip(forward(moves, h), forward(moves, -h), strict=True)] for h in steps
     )
     tangent = {}
     for n, a, b in zip(case.outputs, wide, close, strict=True):
-        tangent[n] = (4 * b - a) / 3
+        tangent[n] = np.asarray(_limit(a, b))
         scale[n] = max(floor, float(np.abs(tangent[n]).max(initial=0)))
         if not np.abs(a - b).max(initial=0) <= TRUST * case.tolerance * scale[n]:
             raise _UnsureError(f"two steps along all inputs differ in {n}")
@@ -207,14 +211,14 @@ def _second(
         found[name] = []
         for w in chosen:
             two = []
-            for h in (step, step / 2):
+            for h in (step, SHORTER * step):
                 corners = [
                     a * b * total({n: a * v + (b * w if n == name else 0) for n, v in moves.items()}, h, 2)
                     for a in (1, -1)
                     for b in (1, -1)
                 ]
                 two.append(sum(corners) / (4 * h * h))
-            found[name].append(Probe(w, (4 * two[1] - two[0]) / 3, abs(two[0] - two[1]) / 2))
+            found[name].append(Probe(w, _limit(*two), abs(two[0] - two[1]) / 2))
     for name, probes in found.items():
         scale[f"second {name}"] = _scale(probes, scale[name])
         try:
@@ -222,6 +226,11 @@ def _second(
         except _UnsureError:
             return None
     return found
+
+
+def _limit(wide: Any, close: Any) -> Any:
+    """Of two differences by steps of the ratio SHORTER, whose error is quadratic in the step."""
+    return (close - SHORTER**2 * wide) / (1 - SHORTER**2)
 
 
 def _scale(probes: list[Probe], floor: float) -> float:

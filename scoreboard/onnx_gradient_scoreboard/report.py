@@ -86,7 +86,8 @@ Written by `make scoreboard` on {date} ({machine}): {cases} cases of {operators}
 at opset 13 to 23, {producers} producers, {cells} answers judged. A case is one of ONNX's own node tests, at every
 opset at which onnxruntime runs it as ONNX says, its values moved off ties. What is right is told by differences of
 the forward, in float64 of onnxruntime's own kernels or of onnx's reference evaluator, in float32 where neither is
-there; where two steps disagree nobody is asked. The tolerance is that of ONNX's test, of the largest entry.
+there; where two steps disagree nobody is asked. The tolerance is that of ONNX's test, of the largest entry,
+ten times that for second derivatives.
 
 **Right**: every number. **Wrong without a word**: other numbers and no error. **By a sentence**: an error that says
 what is not handled. **Badly**: any other error, or a graph of its own that onnxruntime refuses. Where ONNX calls an
