@@ -60,7 +60,7 @@ PRODUCERS = {
         ),
         Producer(
             "onnxsim", "onnxsim", ("onnxsim==0.8.1", "onnxruntime>=1.31", "onnx>=1.23"), ("weights",),
-            "compile_training_loop: gradients by float32 initializers, static shapes, opset 17", opsets=(13, 17),
+            "the text of compile_training_loop: gradients by float32 initializers, static shapes, opset 17", opsets=(13, 17),
         ),
         Producer(
             "onnx2pytorch", "onnx2pytorch", ("onnx2pytorch==0.6.0", *TORCH), ("inputs", "symbolic", "jvp", "second"),
@@ -73,12 +73,12 @@ PRODUCERS = {
         ),
         Producer(
             "tinygrad", "tinygrad", ("tinygrad==0.14.0", "onnx>=1.23"), ("inputs", "weights", "symbolic"),
-            "OnnxRunner runs a model as tensors, Tensor.gradient differentiates them", needs="clang",
+            "its texts of OnnxRunner, which runs a model as tensors, and Tensor.gradient", needs="clang",
         ),
         Producer(
             "onnxruntime-training", "onnxruntime_training",
             ("onnxruntime-training-cpu==1.19.2", "onnx==1.16.2", "numpy<2", "torch"), ("weights", "symbolic"),
-            "generate_artifacts(requires_grad=…): gradients by initializers, opsets to 21", opsets=(13, 21),
+            "the text of generate_artifacts: gradients by initializers, opsets to 21", opsets=(13, 21),
             passes={
                 "BatchNormalization": "always in training mode, by design",
                 "Dropout": "always in training mode, by design",

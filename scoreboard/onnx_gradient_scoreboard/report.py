@@ -137,7 +137,7 @@ def markdown(found: list[Row]) -> str:
         passes = "".join(f" Not asked of {op}: {why}." for op, why in row.producer.passes.items())
         lines.append(
             f"- **{row.producer.name}**: of {len({r.case for r in row.results})} cases {', '.join(row.producer.asked)}."
-            f" {row.producer.basis[0].upper()}{row.producer.basis[1:]}.{passes} ({used})"
+            f" Documented in {row.producer.basis}.{passes} ({used})"
         )
     missing = [name for name in PRODUCERS if name not in {row.producer.name for row in found}]
     lines += [f"- **{name}** was not there." for name in missing]
