@@ -60,7 +60,8 @@ PRODUCERS = {
         ),
         Producer(
             "onnxsim", "onnxsim", ("onnxsim==0.8.1", "onnxruntime>=1.31", "onnx>=1.23"), ("weights",),
-            "the text of compile_training_loop: gradients by float32 initializers, static shapes, opset 17", opsets=(13, 17),
+            "the text of compile_training_loop: gradients by float32 initializers, static shapes, opset 17",
+            opsets=(13, 17),
         ),
         Producer(
             "onnx2pytorch", "onnx2pytorch", ("onnx2pytorch==0.6.0", *TORCH), ("inputs", "symbolic", "jvp", "second"),
