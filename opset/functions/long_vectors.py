@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, defs, shape_inference
 
-from onnx_backprop.opset.functions.einsum_shapes import misread, without_guesses
+from onnx_backprop.opset.functions.misread_shapes import misread
 from onnx_backprop.opset.graphs.edit import copied
 from onnx_backprop.opset.graphs.hide import hide, show
 from onnx_backprop.opset.graphs.walk import DEFAULT_DOMAINS, all_graphs, is_standard, subgraphs
@@ -21,7 +21,8 @@ NAMELESS = "unk__"  # how inference begins the names that it gives to lengths
 
 
 def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
-    """`onnx.shape_inference.infer_shapes` with numbers followed but for those of long vectors, and Einsum read right.
+    """`onnx.shape_inference.infer_shapes` with numbers followed but for those of long vectors, and Einsum and Attention
+    read right.
 
     Nodes that read or hold such a vector, in sub-graphs or in what they are made of, are inferred without numbers.
     """
@@ -31,7 +32,7 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     opset = max((o.version for o in proto.opset_import if o.domain in DEFAULT_DOMAINS), default=1)
     hidden = {n for n, node in enumerate(graph.node) if _follows(node, long, too_long, opset)} if long else set()
     guessed = misread(graph)
-    hidden |= guessed
+    hidden |= guessed.keys()
     if not hidden:
         return shape_inference.infer_shapes(proto, check_type=check_type, data_prop=True)
     known = {value.name: value for value in (*graph.value_info, *graph.output)}
@@ -44,7 +45,7 @@ def infer_shapes(proto: ModelProto, *, check_type: bool = True) -> ModelProto:
     hide(work, (work.graph.node[n] for n in hidden - replaced), _HIDDEN)
     for n in hidden - replaced:
         node = work.graph.node[n]
-        certain = without_guesses if n in guessed else _without_names
+        certain = guessed.get(n, _without_names)
         for name in node.output:
             if name in known and name not in stated:
                 work.graph.value_info.add().CopyFrom(certain(known[name]))

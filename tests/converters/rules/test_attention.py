@@ -44,8 +44,8 @@ CASES = [
     attention(v=(2, 2, 5, 3)),
     attention(q=(2, 4, 3, 4)),  # groups of queries share keys
     # with the width a symbol, onnx's shape inference says that y has none
-    attention(HEADS, q=(2, 3, 8), k=(2, 5, 8), skips=["symbolic"]),
-    attention("q_num_heads = 4, kv_num_heads = 2, is_causal = 1", q=(2, 3, 8), k=(2, 5, 4), skips=["symbolic"]),
+    attention(HEADS, q=(2, 3, 8), k=(2, 5, 8)),
+    attention("q_num_heads = 4, kv_num_heads = 2, is_causal = 1", q=(2, 3, 8), k=(2, 5, 4)),
     attention(extra=", m", m=numbers(3, 5)),
     attention(extra=", m", m=numbers(2, 1, 3, 5)),
     attention("is_causal = 1", extra=", m", m=numbers(1, 2, 3, 5)),

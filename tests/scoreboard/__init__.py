@@ -1,0 +1,1 @@
+"""The scoreboard: what is asked is right, and no verdict can be bought."""
