@@ -121,8 +121,9 @@ def fix_lengths(model: ModelProto, lengths: Mapping[str, Sequence[int]]) -> None
 
 
 def _known(model: ModelProto, graph: GraphProto) -> Known:
-    """What is known of the values that a graph's nodes read."""
-    graphs = [graph] if graph is model.graph else [model.graph, graph]
+    """What is known of the values that a graph's nodes read, of the graphs around it too."""
+    around = all_graphs(model.graph) if graph is not model.graph else ()
+    graphs = [one for one in around if any(inner is graph for inner in all_graphs(one))] or [graph]
     lengths: dict[str, Dims] = {}
     types: dict[str, int] = {}
     constants: dict[str, np.ndarray] = {}
