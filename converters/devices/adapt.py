@@ -120,13 +120,18 @@ def fix_lengths(model: ModelProto, lengths: Mapping[str, Sequence[int]]) -> None
         del graph.value_info[:]
 
 
+def _around(model: ModelProto, graph: GraphProto) -> list[GraphProto]:
+    """Those graphs whose values a graph's nodes may read, itself the last."""
+    graphs = all_graphs(model.graph) if graph is not model.graph else ()
+    return [one for one in graphs if any(inner is graph for inner in all_graphs(one))] or [graph]
+
+
 def _known(model: ModelProto, graph: GraphProto) -> Known:
-    """What is known of the values that a graph's nodes read."""
-    graphs = [graph] if graph is model.graph else [model.graph, graph]
+    """What is known of the values that a graph's nodes read, of the graphs around it too."""
     lengths: dict[str, Dims] = {}
     types: dict[str, int] = {}
     constants: dict[str, np.ndarray] = {}
-    for one in graphs:
+    for one in _around(model, graph):
         lengths |= shapes_of(one)
         types |= {v.name: v.type.tensor_type.elem_type for v in (*one.input, *one.output, *one.value_info)}
         types |= {tensor.name: tensor.data_type for tensor in one.initializer}
@@ -144,9 +149,10 @@ def _known(model: ModelProto, graph: GraphProto) -> Known:
 def _look_up(model: ModelProto, limits: Limits) -> set[str]:
     taken, checks = used_names(model.graph), set[str]()
     inputs = {value.name for value in model.graph.input}
-    constants = {t.name for graph in all_graphs(model) for t in graph.initializer} - inputs
-    constants |= {node.output[0] for node in all_nodes(model) if node.op_type == "Constant"}
     for graph in all_graphs(model):
+        around = _around(model, graph)
+        constants = {t.name for one in around for t in one.initializer} - inputs
+        constants |= {node.output[0] for one in around for node in one.node if node.op_type == "Constant"}
         checks |= within_bounds(graph, _known(model, graph), constants, taken, annotations=limits.annotations)
     if checks and not limits.annotations and all(opset.domain != ML for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(ML, 1))

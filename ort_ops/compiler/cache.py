@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,15 +18,21 @@ _PACKAGE = __name__.partition(".")[0]
 @cache
 def cache_folder() -> Path | None:
     """Where machine code is cached; None where nothing can be written."""
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    user = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    package_folder = Path(__file__).resolve().parents[1] / "__pycache__"
-    for folder in (Path(given) / _PACKAGE,) if given else (package_folder, Path(user) / _PACKAGE):
+    for folder in _folders():
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 return folder
     return None
+
+
+def _folders() -> Iterator[Path]:
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
+        yield Path(given) / _PACKAGE
+        return
+    yield Path(__file__).resolve().parents[1] / "__pycache__"
+    with contextlib.suppress(RuntimeError):  # a user who has no home, as in a container
+        yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _PACKAGE
 
 
 def read(path: Path) -> bytes | None:

@@ -5,6 +5,7 @@ Their code names all that it reads and calls by addresses of 64 bits, which are 
 
 import ctypes
 import mmap
+import os
 import struct
 import sys
 from collections.abc import Mapping
@@ -37,6 +38,8 @@ def load(code: bytes, symbol: str, others: Mapping[str, int]) -> int | None:
     """The address of a function of an object; None for what it takes LLVM to load.
 
     others: the addresses of what it calls, by their symbols; what is not among them is the C library's.
+
+    Errors: OSError where the system forbids it, as SELinux and systemd's MemoryDenyWriteExecute may.
     """
     if sys.platform != "linux" or not code.startswith(_MAGIC) or struct.unpack_from("<HH", code, 16) != _KIND:
         return None
@@ -71,7 +74,8 @@ def load(code: bytes, symbol: str, others: Mapping[str, int]) -> int | None:
     protect = _c_library().mprotect
     for start, end, use in ((0, executed, mmap.PROT_READ | mmap.PROT_EXEC), (executed, size, mmap.PROT_READ)):
         if end > start and protect(ctypes.c_void_p(base + start), ctypes.c_size_t(end - start), use):
-            return None
+            reason = os.strerror(ctypes.get_errno())  # LLVM does not look, and the first call would end the process
+            raise OSError(f"this system lets no code be executed that a process has made: {reason}")
     return found
 
 
@@ -96,7 +100,7 @@ def _up(size: int, alignment: int) -> int:
 
 @cache
 def _c_library() -> Any:
-    return ctypes.CDLL(None)
+    return ctypes.CDLL(None, use_errno=True)
 
 
 @cache

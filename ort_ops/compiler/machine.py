@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite
+import numpy as np
 
 from onnx_backprop.ort_ops.compiler.cache import cache_folder, read, write
 
@@ -47,10 +48,11 @@ _PROCESSORS = re.compile("^(?:vendor_id|cpu family|model|stepping|flags|Features
 def _host() -> tuple[str, str, str]:
     """LLVM's names of this process's triple and of the processor, and what that has.
 
-    Where the system tells one start from another, LLVM is asked once between two, for each description of processors.
+    Where the system tells one start from another, LLVM is asked once between two, for each description of processors:
+    the system's, and what NumPy has found in this process, since an emulator's are others under the same system.
     """
     boot = _text(_BOOT)
-    asked = [llvmlite.__version__, sys.platform, boot, *sorted({*_PROCESSORS.findall(_text(_CPUINFO))})]
+    asked = [llvmlite.__version__, sys.platform, boot, *sorted({*_PROCESSORS.findall(_text(_CPUINFO))}), _found()]
     folder = cache_folder() if boot else None
     path = folder and folder / "processor.json"
     answer = json.loads((path and read(path)) or b"{}")
@@ -65,6 +67,13 @@ def _host() -> tuple[str, str, str]:
             write(path, json.dumps(answer).encode())
     triple, name, features = answer["host"]
     return triple, name, features
+
+
+def _found() -> list[str]:
+    """The capabilities that NumPy has asked the processor itself for; none where it does not tell."""
+    numpy: Any = np  # whose `show_runtime` prints them from there
+    found = getattr(numpy._core._multiarray_umath, "__cpu_features__", {})
+    return sorted(name for name, has in found.items() if has)
 
 
 def _text(path: Path) -> str:

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.core.errors import ShapeError
+from onnx_backprop.opset.core.errors import KernelError, ShapeError
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, store_f32
-from onnx_backprop.ort_ops.compiler.machine import processors
+from onnx_backprop.ort_ops.compiler.machine import PROCESSOR, matrix_tiles, processors
 from onnx_backprop.ort_ops.compiler.records import Record
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
 from onnx_backprop.ort_ops.runtime.stages import Plan, stage
@@ -245,6 +245,9 @@ def _lines(length: int, pieces: int) -> int:
 def _plan(request: Request) -> Plan:
     a, attributes = request.inputs[0], request.attributes
     assert a is not None
+    if not matrix_tiles():  # LLVM would end the process
+        text = f"expected a processor with registers of matrices (AMX), got {PROCESSOR!r}. Make the graph anew here"
+        raise KernelError(text, op_type=NAME)
     turned_a, turned_b = int(attributes["transA"]), int(attributes["transB"])
     rows, columns, k = math.prod(request.output[:-1]), request.output[-1], a[-2] if turned_a else a[-1]
     if not k:

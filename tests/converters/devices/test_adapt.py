@@ -164,6 +164,32 @@ def test_indices_of_any_shape_are_looked_up(kind: str, shape: tuple[int, ...], l
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("limits", [WEBGPU, CUDA])
+def test_indices_into_a_value_of_the_graph_around_are_looked_up(limits: Limits) -> None:
+    """Two graphs deep: the length had not been known, and a device reads elsewhere without an error."""
+    model = model_of("""g (float[4, 5] x, int64[N] i, bool c) => (float[N, 5] y) {
+        y = If (c) <
+            then_branch = then () => (float[N, 5] a) {
+                w = Relu (x)
+                a = If (c) <
+                    then_branch = inner () => (float[N, 5] b) { b = Gather (w, i) },
+                    else_branch = other () => (float[N, 5] d) { d = Neg (x) }>
+            },
+            else_branch = none () => (float[N, 5] e) { e = Neg (x) }>
+    }""")
+    assert [*adapted(model, limits).host.values()] == [REFUSES]
+
+
+def test_names_of_constants_in_another_branch() -> None:
+    """Branches may have equal names: what is a constant in one is data in the other."""
+    model = model_of("""g (float[4, 5] x, int64[N] j, bool c) => (float[M, 5] y) {
+        y = If (c) <
+            then_branch = then () => (float[2, 5] a) { i = Constant <value_ints = [0, 1]> () a = Gather (x, i) },
+            else_branch = other () => (float[N, 5] b) { i = Neg (j) b = Gather (x, i) }>
+    }""")
+    assert [*adapted(model, WEBGPU).host.values()] == [REFUSES]
+
+
 def test_what_has_no_form_goes_to_the_host(rng: np.random.Generator) -> None:
     model = model_of(
         "g (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y, int64[1, 1, 2, 2] k) "

@@ -74,7 +74,8 @@ def deep(rng: np.random.Generator) -> ob.TrainingGraph:
 def everything(rng: np.random.Generator) -> ob.TrainingGraph:
     shapes = {"table": (9, 6), "w": (6,), "u": (6, 6), "v": (6, 3), "bias": (3,), "small": ()}
     optimizer = ob.optimizers.AdamW(accumulate=2, clip_norm=1.0)
-    return ob.training_graph(model_of(EVERYTHING, rng, **shapes), loss="mse", optimizer=optimizer)
+    model = model_of(EVERYTHING, rng, **shapes)
+    return ob.training_graph(model, loss="mse", optimizer=optimizer, frozen=["small"])
 
 
 def mixed(rng: np.random.Generator) -> list[Batch]:

@@ -620,3 +620,27 @@ def test_a_process_that_compiles_nothing_has_no_llvm(tmp_path: Path) -> None:
         for _ in range(2)
     ]  # fmt: skip
     assert printed == ["native True\n", "native False\n"]
+
+
+LETS_NOTHING_BE_EXECUTED = """
+import ctypes, sys
+import numpy as np, onnx_backprop as ob
+from onnx import parser
+if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):  # PR_SET_MDWE
+    sys.exit("this Linux cannot forbid it")
+model = parser.parse_model('<ir_version: 10, opset_import: ["": 21]> g (float[N,2] x) => (float[N,2] y) <float[2] a = {1, 2}> { y = Mul(x, a) }')
+trainer = ob.Trainer(ob.training_graph(model, loss="mse", optimizer="sgd"))
+trainer.step(np.ones((6, 2), np.float32), np.ones((6, 2), np.float32))
+print(trainer.kernels)
+"""
+
+
+@ELF
+def test_a_system_that_lets_no_new_code_be_executed() -> None:
+    """As systemd's MemoryDenyWriteExecute: the first call of a kernel had ended the process."""
+    command = [sys.executable, "-c", LETS_NOTHING_BE_EXECUTED]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if "this Linux cannot forbid it" in ended.stderr:
+        pytest.skip("this Linux cannot forbid it")
+    assert ended.stdout == "onnx\n", (ended.returncode, ended.stderr[-2000:])
+    assert "OSError: this system lets no code be executed that a process has made: " in ended.stderr

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from onnx_backprop.ort_ops.compiler import machine
+from onnx_backprop.ort_ops.compiler import cache, machine
 
-FACTS = "from onnx_backprop.ort_ops.compiler import machine as m; from onnx_backprop.ort_ops.runtime import call as b; print({})"
+FACTS = "from onnx_backprop.ort_ops.compiler import cache, machine as m; from onnx_backprop.ort_ops.runtime import call as b; print({})"
 
 
 def told(what: str, **environment: str) -> str:
@@ -91,6 +91,33 @@ def test_llvm_is_asked_once_about_the_processor(monkeypatch, tmp_path: Path) -> 
         path.write_text(text)
     machine._host()
     assert len(calls) == 5
+    boot.write_text("third\n")
+    for count, found in ((6, ["SSE"]), (7, ["SSE", "AVX"])):  # as an emulator has, under the same system
+        monkeypatch.setattr(machine, "_found", lambda found=found: found)
+        for _ in range(2):
+            machine._host()
+            assert len(calls) == count
+
+
+@pytest.mark.skipif(not (machine.TRIPLE.startswith("x86_64") and "+avx2" in machine.FEATURES), reason="no AVX2")
+def test_numpy_has_found_what_the_processor_has() -> None:
+    assert "AVX2" in machine._found()
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a number: that had been an error when this was imported."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/given")
+    assert list(cache._folders()) == [Path("/given/onnx_backprop")]
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    assert [folder.name for folder in cache._folders()] == ["__pycache__"]
+    monkeypatch.setenv("XDG_CACHE_HOME", "/other")
+    assert list(cache._folders())[1:] == [Path("/other/onnx_backprop")]
 
 
 def test_what_numba_is_told() -> None:

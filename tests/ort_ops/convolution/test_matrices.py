@@ -5,6 +5,7 @@ Here they are chosen wherever they may be, however long they take.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,21 @@ def test_large_ones(rng, case: tuple[Any, ...], last: bool) -> None:
         assert got.shape == exact.shape
         if exact.size:
             assert np.linalg.norm(got - exact) <= 3e-7 * np.linalg.norm(exact), op
+
+
+@pytest.mark.parametrize("case", [*LARGE[:2], *LARGE[11:16]])
+def test_cells_split_where_they_lie_wherever_they_may_be(rng, monkeypatch, case: tuple[Any, ...]) -> None:
+    """Where it takes longer, too: several sums, channels and cells that are no whole tiles."""
+    choose, in_place = bands.in_matrices, list[bool]()
+
+    def chosen(sums: bands.Sums) -> bands.Sums | None:
+        found = choose(sums)
+        in_place.append(found is not None and found.in_pairs)
+        return found and replace(found, columns=in_place[-1])
+
+    monkeypatch.setattr(bands, "in_matrices", chosen)
+    test_large_ones(rng, case, last=False)
+    assert any(in_place)
 
 
 @pytest.mark.parametrize("case", [LARGE[3], LARGE[12]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -51,6 +52,26 @@ def operands(rng: np.random.Generator, shape: tuple[int, int, int], left: int, r
     rows, k, columns = shape
     sides = (k, rows) if left else (rows, k), (columns, k) if right else (k, columns)
     return [rng.standard_normal(side, np.float32) for side in sides]
+
+
+ELSEWHERE = """
+import numpy as np
+from tests.ort_ops.products.test_matrix_product import run
+try:
+    run(*np.ones((2, 40, 40), np.float32))
+except Exception as e:
+    print(e)
+"""
+
+
+@pytest.mark.skipif(not native_kernels_work(), reason="no native kernels")
+def test_a_graph_of_another_processor_is_refused() -> None:
+    """LLVM would end the process."""
+    environment = os.environ | {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    command = [sys.executable, "-c", ELSEWHERE]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "MatrixProduct: expected a processor with registers of matrices (AMX), got 'generic'" in ended.stdout
 
 
 def run(a: np.ndarray, b: np.ndarray, left: int = 0, right: int = 0, threads: int = 1) -> np.ndarray:
