@@ -18,6 +18,8 @@ def test_a_detach_that_torch_left_out_stops_again() -> None:
     named = dict(zip([o.name for o in converted.graph.output], ob.session(converted).run(None, feeds), strict=True))
     np.testing.assert_allclose(np.asarray(named["m.weight_grad"]), X.T @ (X @ W), rtol=1e-5)
     assert list(ob.training_graph(file, loss="mse").parameters) == ["m.weight"]
+    report = ob.check_gradients(file, wrt=["m.weight"], feeds={"x": X}, nodes=True)
+    assert report.ok, report
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,38 @@ def test_what_is_no_estimator(body: str) -> None:
     assert "compute a + (b - a)" not in trained(file_of(body))[1]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "b = Tanh(a) d = Sub(b, mean) y = Add(mean, d)",  # of a constant, of which nothing is trained
+        "b = MatMul(a, v) c = MatMul(a, v2) d = Sub(b, c) y = Add(c, d)",  # of two heads
+        "b = MatMul(x, v3) d = Sub(b, a) y = Add(a, d)",  # of two branches
+    ],
+)
+def test_a_branch_of_its_own_keeps_its_gradient(body: str) -> None:
+    """y is b: the gradient of what b is computed from is the one without the sum and the difference."""
+    rng = np.random.default_rng(6)
+    more = {"v": rng.standard_normal((3, 3)), "v2": rng.standard_normal((3, 3)), "v3": rng.standard_normal((4, 3))}
+    arrays = {name: array.astype(np.float32) for name, array in more.items()} | {"mean": np.float32([0.3, -1, 2])}
+    name = next((name for name in ("v", "v3") if f"{name})" in body), "w")
+    gradient, said = trained(file_of(body, **arrays), name)
+    plain, _ = trained(file_of(body.partition(" d = ")[0].replace("b = ", "y = "), **arrays), name)
+    assert np.abs(plain).max() > 1e-2
+    np.testing.assert_allclose(gradient, plain, rtol=1e-4, atol=1e-6)
+    assert "compute a + (b - a)" not in said
+
+
+def test_the_hard_choice_of_a_softmax_passes_straight_through() -> None:
+    """One-hot numbers of ArgMax of what the softmax is of, not of the softmax itself."""
+    body = "p = Softmax(a) i = ArgMax<axis=1, keepdims=0>(a) b = OneHot(i, depth, values) d = Sub(b, p) y = Add(d, p)"
+    gradient, said = trained(file_of(body, depth=np.array(3), values=np.float32([0, 1])))
+    a = X.astype(np.float64) @ W
+    p = np.exp(a) / np.exp(a).sum(1, keepdims=True)
+    dp = 2 * (np.eye(3)[a.argmax(1)] - 1) / 6
+    np.testing.assert_allclose(gradient, X.T @ (p * (dp - (dp * p).sum(1, keepdims=True))), rtol=1e-4, atol=1e-6)
+    assert "'y' compute a + (b - a)" in said
+
+
 def test_an_input_of_integers_is_left_alone() -> None:
     file = file_of("b = Mul(n, n) d = Sub(b, n) e = Add(n, d) f = Cast<to=1>(e) y = Mul(a, f)")
     file.graph.input.append(helper.make_tensor_value_info("n", TensorProto.INT64, [2, 3]))
