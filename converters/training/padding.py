@@ -30,10 +30,10 @@ def stop_padding(graph: ir.Graph) -> dict[ir.Value, int]:
     op: Builder | None = None
     for node in list(graph):
         table, ids = node.inputs[:2] if is_standard(node, "Gather") and len(node.inputs) == 2 else (None, None)
-        if table is None or ids is None or not _is_table(table, node) or not _are_labels(ids):
+        if table is None or ids is None or not _is_table(table, node):
             continue
         stated = _EMBEDDING.search(called_with(node))
-        row = int(stated[1] or -1) if stated else _row_of_zeros(table)
+        row = int(stated[1] or -1) if stated else _row_of_zeros(table) if _are_labels(ids) else -1
         if row < 0 or ids.dtype is None:
             continue
         if not stated:

@@ -136,3 +136,15 @@ def test_rows_that_no_label_chooses_are_trained(places: str) -> None:
     trainer.step(x=np.eye(4, 5, dtype=np.float32)[:, ::-1].copy(), target=np.ones((4, 3), np.float32))
     assert np.abs(trainer.parameters()["table"][0]).min() > 0.1  # where cos 0 is 1
     assert not any("get no gradient" in str(w.message) for w in caught)
+
+
+def test_a_stated_row_of_places_that_the_file_has() -> None:
+    """As torch has it: nothing of that row is trained, whatever computes the places."""
+    file = file_of(TABLE, "rows = Gather(table, places) b = Cast<to=1>(ids) u = Unsqueeze(b, last) y = Mul(rows, u)")
+    file.graph.node[0].metadata_props.append(StringStringEntryProto(key=FX, value=called(", 1")))
+    tensors = {"places": IDS, "last": np.array([-1])}
+    file.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in tensors.items())
+    got, said = gradient_of(file)
+    assert not got[1].any()
+    assert np.abs(got[2]).min() > 1e-3
+    assert "all zeros" not in said
