@@ -72,6 +72,8 @@ def test_an_entry_of_a_codebook_is_trained_by_the_other_terms_alone() -> None:
     "body",
     [
         "b = Tanh(a) d = Sub(b, a) y = Add(a, d)",  # as of steps that are joined
+        "r = Round(a) b = Mul(a, r) d = Sub(b, a) y = Add(a, d)",
+        "b = ReduceMean<keepdims=1>(a) d = Sub(b, a) y = Add(a, d)",
         "b = Round(a) d = Sub(b, a) y = Add(b, d)",
         "b = Round(a) d = Sub(a, b) y = Add(a, d)",
         "b = Round(a) d = Sub(b, a) e = Mul(d, four) y = Add(a, e)",
@@ -100,6 +102,25 @@ def test_a_branch_of_its_own_keeps_its_gradient(body: str) -> None:
     assert np.abs(plain).max() > 1e-2
     np.testing.assert_allclose(gradient, plain, rtol=1e-4, atol=1e-6)
     assert "compute a + (b - a)" not in said
+
+
+WIDTH = {
+    "mean": "m = Abs(w) s = ReduceMean<keepdims=1>(m) ",  # of one bit, and of 1.58
+    "largest of each column": "m = Abs(w) s = ReduceMax<keepdims=1>(m, zero) ",
+}
+
+
+@pytest.mark.parametrize("width", WIDTH)
+@pytest.mark.parametrize("rounded", ["n = Div(w, s) r = Round(n) b = Mul(r, s)", "r = Sign(w) b = Mul(r, s)"])
+def test_weights_that_are_rounded_by_a_scale_of_their_own(width: str, rounded: str) -> None:
+    """The scale alone has a derivative by w, and the detach() holds it too."""
+    body = f"{WIDTH[width]} {rounded} d = Sub(b, w) q = Add(w, d) y = MatMul(x, q)"
+    gradient, said = trained(file_of(body, zero=np.array([0])))
+    w = W.astype(np.float64)
+    s = np.abs(w).mean() if width == "mean" else np.abs(w).max(0, keepdims=True)
+    b = np.sign(w) * s if "Sign" in rounded else np.rint(w / s) * s
+    np.testing.assert_allclose(gradient, X.T @ (2 * (X @ b - 1) / 6), rtol=1e-4, atol=1e-6)
+    assert "'q' compute a + (b - a)" in said
 
 
 def test_the_hard_choice_of_a_softmax_passes_straight_through() -> None:
