@@ -62,3 +62,10 @@ def test_a_detach_whose_place_is_not_said_is_told(arguments: str) -> None:
         ob.backward(file)
     with pytest.warns(ob.OnnxBackpropWarning, match=r"left out a detach\(\) in front of 'y'"):
         ob.training_graph(file, loss="mse")
+
+
+def test_a_detach_that_an_estimator_had_is_not_missed() -> None:
+    file = exported("h = MatMul(x, w) r = Round(h) d = Sub(r, h) y = Add(h, d)", {"w": W}, "w")
+    with pytest.warns(ob.OnnxBackpropWarning, match="straight-through") as caught:
+        ob.training_graph(with_operations(file, {"y": "%a, %detach"}), loss="mse")
+    assert not any("left out a detach() in front of" in str(w.message) for w in caught)
