@@ -14,7 +14,7 @@ from onnx_backprop.converters.check.differences import RIGHT, UNDECIDED, WRONG, 
 from onnx_backprop.converters.check.feeds import Feeds
 from onnx_backprop.converters.check.report import GradientReport, NodeResult, Result
 from onnx_backprop.converters.prepare.accept import put_in_order
-from onnx_backprop.converters.prepare.exporters.detached import is_stop
+from onnx_backprop.converters.prepare.exporters.detached import is_stop, restore_detached
 from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.load import prepare
@@ -52,6 +52,7 @@ def check(
     proto = copied(load(model))
     put_in_order(proto)
     lift_weights(proto)
+    restore_detached(proto)  # as `backward` does, whose stops the differences are to hold
     if stop is not None or any(map(is_stop, all_nodes(proto))):
         proto = _stopped(proto, wrt, of, stop)
     examiner = Examiner(open_session, seed, kernels, tolerance, float64=float64)

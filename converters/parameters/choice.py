@@ -140,9 +140,9 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
     if defined in NEVER_TRAINED:
         return _Verdict(defined)
     weighs = value in context.factors and (origin.kind in (NAMED, PARAMETER) or not structure.is_single(value))
-    if (
-        weighs and origin.kind not in _KINDS and not origin.parts
-    ):  # as exp(-s) of a learned s, which has a term of its own
+    if weighs and origin.kind not in _KINDS and not origin.parts:  # of parts, as exp(-s), which has a term of its own
+        if array is not None and (array < 0).any():  # as in the last layer of a critic, written as a product and a sum
+            return _Verdict(doubt="the loss is linear in it, but weights of classes are not below 0")
         return _Verdict(structure.FACTOR, "nothing bounds it, as with weights of classes")
     if origin.kind == PARAMETER:
         if origin.parts and _is_merged(uses, lambda other: bool(other.parts)):

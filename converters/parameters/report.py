@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.parameters.choice import Choice
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED, uses_of
 from onnx_backprop.converters.parameters.values import is_uniform
+from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.exporters.origins import (
     BIASED,
     DETACHED,
@@ -96,7 +97,9 @@ def missing(graph: ir.Graph) -> str:
 
 def detached(graph: ir.Graph) -> str:
     """The nodes where gradients pass that the module stops."""
-    names = [str(name) for name in restored(graph, DETACHED)]
+    stops = (node for node in graph if is_stop(node))  # of an estimator, or of the caller's
+    held = {name for stop in stops for node, _ in stop.outputs[0].uses() for name in (node.name, node.outputs[0].name)}
+    names = [str(name) for name in restored(graph, DETACHED) if name not in held]
     if not names:
         return ""
     return (

@@ -5,20 +5,23 @@ zeros there: a table that labels of the input choose from, with one row of zeros
 """
 
 import re
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.report import shown
-from onnx_backprop.converters.parameters.structure import source_of
 from onnx_backprop.converters.prepare.exporters.detached import STOP
 from onnx_backprop.converters.prepare.exporters.origins import called_with
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.known import constant_value, is_float
+from onnx_backprop.converters.reverse.known import is_float
+from onnx_backprop.opset.core.errors import warn
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.walk import is_standard
 
 _EMBEDDING = re.compile(r"\[target=torch\.ops\.aten\.embedding\.default\]\(args = \(%\w+, %\w+(?:, (-?\d+))?")
+
+_PLACES = ("ArgMax", "ArgMin", "Shape", "Size", "TopK")
 
 
 def stop_padding(graph: ir.Graph) -> dict[ir.Value, int]:
@@ -27,10 +30,10 @@ def stop_padding(graph: ir.Graph) -> dict[ir.Value, int]:
     op: Builder | None = None
     for node in list(graph):
         table, ids = node.inputs[:2] if is_standard(node, "Gather") and len(node.inputs) == 2 else (None, None)
-        if table is None or ids is None or not _is_table(table, node) or _is_stored(ids):
+        if table is None or ids is None or not _is_table(table, node):
             continue
         stated = _EMBEDDING.search(called_with(node))
-        row = int(stated[1] or -1) if stated else _row_of_zeros(table)
+        row = int(stated[1] or -1) if stated else _row_of_zeros(table) if _are_labels(ids) else -1
         if row < 0 or ids.dtype is None:
             continue
         if not stated:
@@ -55,14 +58,15 @@ def stop_padding(graph: ir.Graph) -> dict[ir.Value, int]:
     return guessed
 
 
-def describe(guessed: dict[ir.Value, int]) -> str:
-    """What was guessed, in a sentence."""
-    rows = ", ".join(f"{row} of {shown(table)}" for table, row in guessed.items())
-    return (
-        "these rows of tables are all zeros, and no other of theirs, as torch.nn.Embedding begins with at "
-        f"padding_idx: {rows}. They get no gradient, as in torch. If they are to be trained, start them with other "
-        "numbers"
-    )
+def warn_of_padding(guessed: Mapping[ir.Value, int], trained: Collection[str]) -> None:
+    """Say what was guessed of the tables that are trained."""
+    rows = [f"{row} of {shown(table)}" for table, row in guessed.items() if table.name in trained]
+    if rows:
+        warn(
+            "these rows of tables are all zeros, and no other of theirs, as torch.nn.Embedding begins with at "
+            f"padding_idx: {', '.join(rows)}. They get no gradient, as in torch. If they are to be trained, start them "
+            "with other numbers"
+        )
 
 
 def _is_table(value: ir.Value, node: ir.Node) -> bool:
@@ -71,10 +75,18 @@ def _is_table(value: ir.Value, node: ir.Node) -> bool:
     return stored and shape is not None and len(shape) == 2 and (axis is None or axis.as_int() == 0)
 
 
-def _is_stored(ids: ir.Value) -> bool:
-    """Whether the file has the places, as those of positions."""
-    source = source_of(ids)
-    return source is None or constant_value(source) is not None
+def _are_labels(ids: ir.Value) -> bool:
+    """Whether an input is, or says, which rows are read; not so those of positions, or of the nearest of a codebook."""
+    seen, waiting = set[ir.Value](), [ids]
+    while waiting:
+        value = waiting.pop()
+        node = value.producer()
+        if value.is_graph_input() and not value.is_initializer():
+            return True
+        if value not in seen and node is not None and not is_standard(node, *_PLACES):
+            waiting += [read for read in node.inputs if read is not None]
+        seen.add(value)
+    return False
 
 
 def _row_of_zeros(table: ir.Value) -> int:

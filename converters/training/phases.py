@@ -39,7 +39,7 @@ from onnx_backprop.converters.training.modes import (
     train,
 )
 from onnx_backprop.converters.training.optimizers import Optimizer
-from onnx_backprop.converters.training.padding import describe, stop_padding
+from onnx_backprop.converters.training.padding import stop_padding, warn_of_padding
 from onnx_backprop.converters.training.rewrites.precision import Rounding
 from onnx_backprop.converters.training.rewrites.sums import stage_sums
 from onnx_backprop.converters.training.sharing import describe_shared, shared, tie, untie
@@ -185,8 +185,7 @@ class TrainingDraft(Draft):
         if trainable is None:
             trained = [v for v in floats if v.name in reached and v.name not in frozen]
             warn_of(graph, choice, trained, frozen=frozen, share=not stopped)
-            if rows := {table: row for table, row in padding.items() if table in trained}:
-                warn(describe(rows))
+            warn_of_padding(padding, [str(value.name) for value in trained])
             doubtful = {str(v.name): why for v, why in choice.doubtful.items() if v.name not in frozen}
             return TrainableChoice(None, without, [name for name in reached if name in frozen], left_out, doubtful)
         if not trainable:
@@ -200,6 +199,7 @@ class TrainingDraft(Draft):
                 raise InvalidArgumentError(f"{name!r} is a {what}. Leave it out of trainable", argument="trainable")
         if not chosen:
             raise InvalidArgumentError("frozen leaves nothing of what it chooses", argument="trainable")
+        warn_of_padding(padding, chosen)
         left_out = {name: what for name, what in left_out.items() if name not in chosen}
         return TrainableChoice(chosen, without, [name for name in reached if name not in chosen], left_out)
 

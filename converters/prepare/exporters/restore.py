@@ -121,10 +121,8 @@ def tie_transposed(
     A head that has the weight of an embedding reads it transposed, and exporters write that down as numbers.
     """
     stored = {tensor.name: tensor for tensor in proto.graph.initializer} | large
-    read = {node.input[0] for node in proto.graph.node if is_standard(node, "Gather")}
-    tables = [
-        stored[name] for name, origin in origins_by_name.items() if origin.kind == NAMED and name in read & {*stored}
-    ]
+    read = stored.keys() & {node.input[0] for node in proto.graph.node if is_standard(node, "Gather")}
+    tables = [stored[name] for name, origin in origins_by_name.items() if origin.kind == NAMED and name in read]
     pairs: list[tuple[str, str]] = []
     for name, origin in list(origins_by_name.items()):
         tensor = stored.get(name)

@@ -18,6 +18,8 @@ def test_a_detach_that_torch_left_out_stops_again() -> None:
     named = dict(zip([o.name for o in converted.graph.output], ob.session(converted).run(None, feeds), strict=True))
     np.testing.assert_allclose(np.asarray(named["m.weight_grad"]), X.T @ (X @ W), rtol=1e-5)
     assert list(ob.training_graph(file, loss="mse").parameters) == ["m.weight"]
+    report = ob.check_gradients(file, wrt=["m.weight"], feeds={"x": X}, nodes=True)
+    assert report.ok, report
 
 
 @pytest.mark.parametrize(
@@ -60,3 +62,10 @@ def test_a_detach_whose_place_is_not_said_is_told(arguments: str) -> None:
         ob.backward(file)
     with pytest.warns(ob.OnnxBackpropWarning, match=r"left out a detach\(\) in front of 'y'"):
         ob.training_graph(file, loss="mse")
+
+
+def test_a_detach_that_an_estimator_had_is_not_missed() -> None:
+    file = exported("h = MatMul(x, w) r = Round(h) d = Sub(r, h) y = Add(h, d)", {"w": W}, "w")
+    with pytest.warns(ob.OnnxBackpropWarning, match="straight-through") as caught:
+        ob.training_graph(with_operations(file, {"y": "%a, %detach"}), loss="mse")
+    assert not any("left out a detach() in front of" in str(w.message) for w in caught)

@@ -72,6 +72,8 @@ def test_an_entry_of_a_codebook_is_trained_by_the_other_terms_alone() -> None:
     "body",
     [
         "b = Tanh(a) d = Sub(b, a) y = Add(a, d)",  # as of steps that are joined
+        "r = Round(a) b = Mul(a, r) d = Sub(b, a) y = Add(a, d)",
+        "b = ReduceMean<keepdims=1>(a) d = Sub(b, a) y = Add(a, d)",
         "b = Round(a) d = Sub(b, a) y = Add(b, d)",
         "b = Round(a) d = Sub(a, b) y = Add(a, d)",
         "b = Round(a) d = Sub(b, a) e = Mul(d, four) y = Add(a, e)",
@@ -79,6 +81,57 @@ def test_an_entry_of_a_codebook_is_trained_by_the_other_terms_alone() -> None:
 )
 def test_what_is_no_estimator(body: str) -> None:
     assert "compute a + (b - a)" not in trained(file_of(body))[1]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "b = Tanh(a) d = Sub(b, mean) y = Add(mean, d)",  # of a constant, of which nothing is trained
+        "b = MatMul(a, v) c = MatMul(a, v2) d = Sub(b, c) y = Add(c, d)",  # of two heads
+        "b = MatMul(x, v3) d = Sub(b, a) y = Add(a, d)",  # of two branches
+    ],
+)
+def test_a_branch_of_its_own_keeps_its_gradient(body: str) -> None:
+    """y is b: the gradient of what b is computed from is the one without the sum and the difference."""
+    rng = np.random.default_rng(6)
+    more = {"v": rng.standard_normal((3, 3)), "v2": rng.standard_normal((3, 3)), "v3": rng.standard_normal((4, 3))}
+    arrays = {name: array.astype(np.float32) for name, array in more.items()} | {"mean": np.float32([0.3, -1, 2])}
+    name = next((name for name in ("v", "v3") if f"{name})" in body), "w")
+    gradient, said = trained(file_of(body, **arrays), name)
+    plain, _ = trained(file_of(body.partition(" d = ")[0].replace("b = ", "y = "), **arrays), name)
+    assert np.abs(plain).max() > 1e-2
+    np.testing.assert_allclose(gradient, plain, rtol=1e-4, atol=1e-6)
+    assert "compute a + (b - a)" not in said
+
+
+WIDTH = {
+    "mean": "m = Abs(w) s = ReduceMean<keepdims=1>(m) ",  # of one bit, and of 1.58
+    "largest of each column": "m = Abs(w) s = ReduceMax<keepdims=1>(m, zero) ",
+}
+
+
+@pytest.mark.parametrize("width", WIDTH)
+@pytest.mark.parametrize("rounded", ["n = Div(w, s) r = Round(n) b = Mul(r, s)", "r = Sign(w) b = Mul(r, s)"])
+def test_weights_that_are_rounded_by_a_scale_of_their_own(width: str, rounded: str) -> None:
+    """The scale alone has a derivative by w, and the detach() holds it too."""
+    body = f"{WIDTH[width]} {rounded} d = Sub(b, w) q = Add(w, d) y = MatMul(x, q)"
+    gradient, said = trained(file_of(body, zero=np.array([0])))
+    w = W.astype(np.float64)
+    s = np.abs(w).mean() if width == "mean" else np.abs(w).max(0, keepdims=True)
+    b = np.sign(w) * s if "Sign" in rounded else np.rint(w / s) * s
+    np.testing.assert_allclose(gradient, X.T @ (2 * (X @ b - 1) / 6), rtol=1e-4, atol=1e-6)
+    assert "'q' compute a + (b - a)" in said
+
+
+def test_the_hard_choice_of_a_softmax_passes_straight_through() -> None:
+    """One-hot numbers of ArgMax of what the softmax is of, not of the softmax itself."""
+    body = "p = Softmax(a) i = ArgMax<axis=1, keepdims=0>(a) b = OneHot(i, depth, values) d = Sub(b, p) y = Add(d, p)"
+    gradient, said = trained(file_of(body, depth=np.array(3), values=np.float32([0, 1])))
+    a = X.astype(np.float64) @ W
+    p = np.exp(a) / np.exp(a).sum(1, keepdims=True)
+    dp = 2 * (np.eye(3)[a.argmax(1)] - 1) / 6
+    np.testing.assert_allclose(gradient, X.T @ (p * (dp - (dp * p).sum(1, keepdims=True))), rtol=1e-4, atol=1e-6)
+    assert "'y' compute a + (b - a)" in said
 
 
 def test_an_input_of_integers_is_left_alone() -> None:

@@ -87,3 +87,18 @@ def test_what_is_computed_from_a_parameter_is_no_factor() -> None:
     file.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, []))
     with pytest.warns(ob.OnnxBackpropWarning, match="trained are 's' .v. .the exporter has computed it from 's'"):
         assert "v" in ob.training_graph(file, loss=None).parameters
+
+
+def test_a_factor_with_numbers_below_0_is_trained_and_said() -> None:
+    """The last layer of a critic or an energy, written as a product and a sum."""
+    body = "a = MatMul(x, w) h = Tanh(a) m = Mul(h, v) s = ReduceSum<keepdims=0>(m, one) y = ReduceMean<keepdims=0>(s)"
+    file = file_of(body)
+    start = np.float32([0.3, -0.4, 0.9])
+    next(t for t in file.graph.initializer if t.name == "v").CopyFrom(numpy_helper.from_array(start, "v"))
+    with pytest.warns(ob.OnnxBackpropWarning, match="trained are 'v' .the loss is linear in it"):
+        graph = ob.training_graph(file, loss=None, optimizer="sgd")
+    x = np.linspace(-1, 1, 20, dtype=np.float32).reshape(5, 4)
+    trainer = ob.Trainer(graph, learning_rate=1.0)
+    trainer.step(x=x)
+    expected = np.tanh(x.astype(np.float64) @ W).mean(0)
+    np.testing.assert_allclose(start - trainer.parameters()["v"], expected, rtol=1e-5, atol=1e-6)

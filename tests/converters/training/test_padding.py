@@ -108,3 +108,43 @@ def test_what_is_no_embedding_of_the_input(body: str) -> None:
         warnings.simplefilter("always")
         ob.training_graph(file, loss="mse")
     assert not any("all zeros" in str(w.message) for w in caught)
+
+
+def test_a_guess_is_said_of_a_table_that_is_asked_for() -> None:
+    with pytest.warns(ob.OnnxBackpropWarning, match="0 of 'table'.* get no gradient"):
+        ob.training_graph(file_of(padded(0)), loss="mse", trainable=["table"])
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        "s = Shape(x) n = Gather(s, zero) ids = Range(zero, n, unit)",  # positions
+        "ids = ArgMin<axis=1, keepdims=0>(x)",  # of the nearest entry of a codebook
+    ],
+)
+def test_rows_that_no_label_chooses_are_trained(places: str) -> None:
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> g (float[4,5] x) => (float[4,3] y) {{ {places} '
+        "rows = Gather(table, ids) y = Sin(rows) }"
+    )
+    arrays = {"table": padded(0), "zero": np.array(0), "unit": np.array(1)}
+    read = {name for node in model.graph.node for name in node.input}
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items() if n in read)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = ob.Trainer(ob.training_graph(model, loss="mse", optimizer="sgd"), learning_rate=1.0)
+    trainer.step(x=np.eye(4, 5, dtype=np.float32)[:, ::-1].copy(), target=np.ones((4, 3), np.float32))
+    assert np.abs(trainer.parameters()["table"][0]).min() > 0.1  # where cos 0 is 1
+    assert not any("get no gradient" in str(w.message) for w in caught)
+
+
+def test_a_stated_row_of_places_that_the_file_has() -> None:
+    """As torch has it: nothing of that row is trained, whatever computes the places."""
+    file = file_of(TABLE, "rows = Gather(table, places) b = Cast<to=1>(ids) u = Unsqueeze(b, last) y = Mul(rows, u)")
+    file.graph.node[0].metadata_props.append(StringStringEntryProto(key=FX, value=called(", 1")))
+    tensors = {"places": IDS, "last": np.array([-1])}
+    file.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in tensors.items())
+    got, said = gradient_of(file)
+    assert not got[1].any()
+    assert np.abs(got[2]).min() > 1e-3
+    assert "all zeros" not in said
