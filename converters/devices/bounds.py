@@ -67,11 +67,11 @@ def _labels(op: Emitter, node: NodeProto, known: Known, within: Within) -> str |
     labels = node.input[1]
     if known.types.get(labels) != TensorProto.INT64:
         labels = op.Cast(labels, to=TensorProto.INT64)
-    beyond, nowhere, own = op.constant(classes, np.int64), "", labels
+    beyond, nowhere, index = op.constant(classes, np.int64), "", labels
     if ignored is not None:
         nowhere = op.Equal(labels, op.constant(ignored, np.int64))
-        own = op.Where(nowhere, op.constant(0, np.int64), labels)
-    place = within(op, op.Where(op.Less(own, op.constant(0, np.int64)), beyond, own), classes)
+        index = op.Where(nowhere, op.constant(0, np.int64), labels)
+    place = within(op, op.Where(op.Less(index, op.constant(0, np.int64)), beyond, index), classes)
     return op.Where(nowhere, labels, place) if nowhere else place
 
 

@@ -111,13 +111,15 @@ def detached(graph: ir.Graph) -> str:
 
 def unsmoothed(graph: ir.Graph) -> str:
     """The cross entropies without the label_smoothing that the operation of torch has."""
-    found = [(node, match[1]) for node in graph if (match := _SMOOTHED.search(called_with(node))) and float(match[1])]
-    found = [(node, share) for node, share in found if node.op_type == "SoftmaxCrossEntropyLoss"]
-    if not found:
+    smoothed = [
+        (node, match[1]) for node in graph if (match := _SMOOTHED.search(called_with(node))) and float(match[1])
+    ]
+    smoothed = [(node, share) for node, share in smoothed if node.op_type == "SoftmaxCrossEntropyLoss"]
+    if not smoothed:
         return ""
     return (
         "the exporter has left out label_smoothing of "
-        f"{_listed(f'{node.name!r} ({share})' for node, share in found)}: the loss is the one without. "
+        f"{_listed(f'{node.name!r} ({share})' for node, share in smoothed)}: the loss is the one without. "
         "ob.torch.export keeps it, as does loss=ob.losses.SoftmaxCrossEntropy(label_smoothing=…) behind logits"
     )
 
@@ -127,13 +129,13 @@ def unbiased(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
     if SIGNATURE in graph.metadata_props:  # by which they are restored
         return ""
     changed = any(_OF_TOOL.match(name) for name in graph.initializers)  # TorchScript's own files keep them
-    found: dict[bool, list[str]] = {False: [], True: []}
+    lacking: dict[bool, list[str]] = {False: [], True: []}
     for node in graph:
         after = [reader for reader, _ in node.outputs[0].uses()]
         if is_standard(node, "InstanceNormalization") and module_of(node):  # as of GroupNorm, whose scale comes behind
             behind = [reader for reader, _ in uses_of(node.outputs[0]) if is_standard(reader, "Mul")]
             lacks = not behind and node.inputs[1] not in trained
-            found[False] += [f"the normalisation of {module_of(node)!r}"] if lacks else []
+            lacking[False] += [f"the normalisation of {module_of(node)!r}"] if lacks else []
             continue
         weight = node.inputs[1] if is_standard(node, *BIASED, "MatMul") else None
         normalised = any(is_standard(reader, "BatchNormalization") for reader in after)
@@ -141,12 +143,13 @@ def unbiased(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
             continue
         changed |= not (node.name or "").startswith("/")
         added = [x for reader in after if is_standard(reader, "Add") for x in reader.inputs if x in trained]
-        found[bool(node.inputs[2:] and node.inputs[2] is not None) or bool(added)].append(shown(weight))
-    if not (changed and found[False] and found[True]):
+        lacking[bool(node.inputs[2:] and node.inputs[2] is not None) or bool(added)].append(shown(weight))
+    if not (changed and lacking[False] and lacking[True]):
         return ""
     return (
-        f"the file has no bias for {_listed(found[False])}. The tool that has changed it, or torch's optimizer, takes "
-        "away a bias that begins as zeros, and a scale as ones: then the module trains them. ob.torch.export keeps them"
+        f"the file has no bias for {_listed(lacking[False])}. The tool that has changed it, or torch's optimizer, "
+        "takes away a bias that begins as zeros, and a scale as ones: then the module trains them. ob.torch.export "
+        "keeps them"
     )
 
 

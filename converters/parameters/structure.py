@@ -258,9 +258,9 @@ def _reached(starts: Iterable[ir.Value]) -> set[ir.Value]:
     seen = set(starts)
     waiting = list(seen)
     while waiting:
-        made = {y for node, _ in waiting.pop().uses() for y in node.outputs} - seen
-        seen |= made
-        waiting += made
+        following = {y for node, _ in waiting.pop().uses() for y in node.outputs} - seen
+        seen |= following
+        waiting += following
     return seen
 
 

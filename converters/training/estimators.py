@@ -20,7 +20,7 @@ _ROUNDING = ("Ceil", "Floor", "Round", "Sign")
 
 def stop_estimators(graph: ir.Graph) -> list[str]:
     """Stop the gradient of b - a where it is added to a, or a - b where it is taken from a, in place; the nodes."""
-    found: list[str] = []
+    stopped: list[str] = []
     dependence: _Dependence | None = None
     for node in list(graph):
         for index in (0, 1) if is_standard(node, "Add") else (1,) if is_standard(node, "Sub") else ():
@@ -40,8 +40,8 @@ def stop_estimators(graph: ir.Graph) -> list[str]:
             stop.outputs[0].shape = difference.shape
             graph.insert_before(node, stop)
             node.replace_input_with(index, stop.outputs[0])
-            found.append(node.name or str(node.outputs[0].name))
-    return found
+            stopped.append(node.name or str(node.outputs[0].name))
+    return stopped
 
 
 class _Dependence:

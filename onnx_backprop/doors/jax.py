@@ -122,14 +122,14 @@ def _primitive() -> Any:
         more = [seed.ndim - axes for seed in seeds]
         adjoint = of.vjp if f is of.jvp else of.jvp
         results = operator.bind(*arrays[:count], *seeds, f=adjoint, ranks=(*ranks[:count], *more), of=of)
-        found: list[Any] = [None] * count
+        gradients: list[Any] = [None] * count
         for array, result in zip(arrays[count:], results, strict=True):
             if ad.is_undefined_primal(array):
                 shared = [n for n in range(axes) if array.aval.shape[n] == 1]
-                found.append(result.sum(shared, keepdims=True))
+                gradients.append(result.sum(shared, keepdims=True))
             else:
-                found.append(None)
-        return found
+                gradients.append(None)
+        return gradients
 
     def batch(arrays: Any, dims: Any, **params: Any) -> Any:
         pairs = zip(arrays, dims, strict=True)

@@ -125,9 +125,9 @@ def unusable(ep: str) -> str:
         return ""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    said = StringIO()
+    output = StringIO()
     try:
-        with redirect_stdout(said):  # where onnxruntime prints what it misses, and that it goes on on the CPU
+        with redirect_stdout(output):  # where onnxruntime prints what it misses, and that it goes on on the CPU
             if ep in _OF_CUDA:
                 onnxruntime.preload_dlls()
             session = onnxruntime.InferenceSession(_product("float"), options, providers=[ep])
@@ -135,8 +135,8 @@ def unusable(ep: str) -> str:
         return str(e)
     if ep in session.get_providers():
         return ""
-    missing = re.search(r"^Failed to load \S+: (.*)", said.getvalue(), re.MULTILINE)
-    return missing[1] if missing else said.getvalue().strip() or "it does not load"
+    missing = re.search(r"^Failed to load \S+: (.*)", output.getvalue(), re.MULTILINE)
+    return missing[1] if missing else output.getvalue().strip() or "it does not load"
 
 
 def devices() -> list[Device]:

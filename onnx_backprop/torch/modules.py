@@ -85,9 +85,9 @@ def module(
     Errors: KernelError without PyTorch; what `training_graph` raises for a file.
     """
     target = chosen(device, providers)
-    made = Module(variables(model, untie=untie), kernels=kernels, session_options=session_options, target=target)
+    result = Module(variables(model, untie=untie), kernels=kernels, session_options=session_options, target=target)
     give_back()
-    return made
+    return result
 
 
 class Module(torch.nn.Module):

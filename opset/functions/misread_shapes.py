@@ -28,15 +28,15 @@ def misread(graph: GraphProto) -> dict[int, Certain]:
     nodes = [(n, node) for n, node in enumerate(graph.node) if is_standard(node, "Einsum", "Attention", "STFT")]
     known = shapes_of(graph) if nodes else {}
     summed = [(n, node) for n, node in nodes if node.op_type == "Einsum"]
-    found: dict[int, Certain] = {}
+    result: dict[int, Certain] = {}
     if any(_is_misread(node, known) for _, node in summed):
-        found = dict.fromkeys((n for n, _ in summed), without_guesses)
+        result = dict.fromkeys((n for n, _ in summed), without_guesses)
     for n, node in nodes:
         if node.op_type == "Attention" and _counts_unknown(node, known):
-            found[n] = partial(_without_last, node)
+            result[n] = partial(_without_last, node)
         elif node.op_type == "STFT" and not any(a.name == "onesided" for a in node.attribute):
-            found[n] = _without_bins
-    return found
+            result[n] = _without_bins
+    return result
 
 
 def _counts_unknown(node: NodeProto, known: Mapping[str, Dims]) -> bool:

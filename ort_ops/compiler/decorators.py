@@ -20,9 +20,9 @@ def apart(function: Callable[..., object]) -> Any:
 
 def shared(function: Callable[..., object]) -> Any:
     """`apart` that is compiled once for all kernels that call it: int64 arguments, and no result."""
-    made = Inner(function)
-    made.shared = Exported(made, (INT,) * function.__code__.co_argcount, None)
-    return made
+    result = Inner(function)
+    result.shared = Exported(result, (INT,) * function.__code__.co_argcount, None)
+    return result
 
 
 def compiled(name: str) -> Callable[[Callable[..., object]], Any]:

@@ -59,7 +59,7 @@ def load(code: bytes, symbol: str, others: Mapping[str, int]) -> int | None:
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for n, place in places.items():
         memory[place : place + sections[n].size] = code[sections[n].start : sections[n].start + sections[n].size]
-    found: int | None = None
+    entry: int | None = None
     for table in (s for s in sections if s.kind == _SYMTAB):
         addresses = _symbols(code, sections, table, {n: base + place for n, place in places.items()}, others)
         for changes in (s for s in sections if s.kind == _RELA and s.info in places):
@@ -69,14 +69,14 @@ def load(code: bytes, symbol: str, others: Mapping[str, int]) -> int | None:
                 if kind != _ADDRESS or address is None:
                     return None
                 struct.pack_into("<Q", memory, places[changes.info] + offset, (address + number) % 2**64)
-        found = dict(addresses).get(symbol)
+        entry = dict(addresses).get(symbol)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # sessions call it when nothing else of Python is left
     protect = _c_library().mprotect
     for start, end, use in ((0, executed, mmap.PROT_READ | mmap.PROT_EXEC), (executed, size, mmap.PROT_READ)):
         if end > start and protect(ctypes.c_void_p(base + start), ctypes.c_size_t(end - start), use):
             reason = os.strerror(ctypes.get_errno())  # LLVM does not look, and the first call would end the process
             raise OSError(f"this system lets no code be executed that a process has made: {reason}")
-    return found
+    return entry
 
 
 def _symbols(

@@ -52,7 +52,13 @@ def _host() -> tuple[str, str, str]:
     the system's, and what NumPy has found in this process, since an emulator's are others under the same system.
     """
     boot = _text(_BOOT)
-    asked = [llvmlite.__version__, sys.platform, boot, *sorted({*_PROCESSORS.findall(_text(_CPUINFO))}), _found()]
+    asked = [
+        llvmlite.__version__,
+        sys.platform,
+        boot,
+        *sorted({*_PROCESSORS.findall(_text(_CPUINFO))}),
+        _capabilities(),
+    ]
     folder = cache_folder() if boot else None
     path = folder and folder / "processor.json"
     answer = json.loads((path and read(path)) or b"{}")
@@ -69,11 +75,11 @@ def _host() -> tuple[str, str, str]:
     return triple, name, features
 
 
-def _found() -> list[str]:
+def _capabilities() -> list[str]:
     """The capabilities that NumPy has asked the processor itself for; none where it does not tell."""
     numpy: Any = np  # whose `show_runtime` prints them from there
-    found = getattr(numpy._core._multiarray_umath, "__cpu_features__", {})
-    return sorted(name for name, has in found.items() if has)
+    capabilities = getattr(numpy._core._multiarray_umath, "__cpu_features__", {})
+    return sorted(name for name, has in capabilities.items() if has)
 
 
 def _text(path: Path) -> str:

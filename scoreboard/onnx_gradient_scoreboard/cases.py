@@ -95,12 +95,12 @@ def operators() -> dict[str, Case]:
 
 def accepted(tests: Iterable[TestCase]) -> dict[str, Case]:
     """Those of ONNX's node tests that are cases; of several that differ in a type or in numbers alone, the first."""
-    found: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     for case in _accepted(tests):
         fixed = [repr(a) for n, a in case.feeds.items() if n not in case.inputs]
         shapes = [case.feeds[n].shape for n in case.inputs]
-        found.setdefault(f"{case.operator} {case.attributes()} {shapes} {fixed} {_given(case)}", case)
-    return {case.name: case for case in found.values()}
+        cases.setdefault(f"{case.operator} {case.attributes()} {shapes} {fixed} {_given(case)}", case)
+    return {case.name: case for case in cases.values()}
 
 
 def _given(case: Case) -> str:
@@ -166,13 +166,13 @@ def _case(test: TestCase, schema: OpSchema, model: ModelProto, feeds: Arrays) ->
     node, graph = model.graph.node[0], model.graph
     kept = {node.input[i] for i in STATISTICS.get(node.op_type, ())}
     floats = [n for n, a in feeds.items() if a.dtype == np.float32 and a.size and n in set(node.input) - kept]
-    said = {name: _formal(schema.inputs, i).differentiation_category for i, name in enumerate(node.input)}
-    tagged = [n for n in floats if said[n] == Category.Differentiable]
-    inputs = tagged or [n for n in floats if said[n] == Category.Unknown] or floats[:1]
+    categories = {name: _formal(schema.inputs, i).differentiation_category for i, name in enumerate(node.input)}
+    tagged = [n for n in floats if categories[n] == Category.Differentiable]
+    inputs = tagged or [n for n in floats if categories[n] == Category.Unknown] or floats[:1]
     results = {v.name for v in graph.output if v.type.tensor_type.elem_type == TensorProto.FLOAT}
     last = {n: _formal(schema.outputs, i).differentiation_category for i, n in enumerate(node.output)}
     outputs = [n for n in node.output if n in results and last[n] != Category.NonDifferentiable]
-    differentiable = bool(outputs) and said.get(inputs[0] if inputs else "") != Category.NonDifferentiable
+    differentiable = bool(outputs) and categories.get(inputs[0] if inputs else "") != Category.NonDifferentiable
     outputs = outputs or [n for n in node.output if n in results]
     size = sum(feeds[n].size for n in inputs)
     if (
@@ -208,12 +208,12 @@ def _opsets(model: ModelProto, feeds: Arrays, results: list[np.ndarray], toleran
 def _runs(model: ModelProto, feeds: Arrays, results: list[np.ndarray], tolerance: float) -> bool:
     try:
         onnx.checker.check_model(model)
-        found = session(model).run(None, feeds)
+        outputs = session(model).run(None, feeds)
     except Exception:  # noqa: BLE001 - whatever it says, it is no case at this opset
         return False
     return all(
         np.shape(a) == b.shape and np.allclose(a, b, rtol=tolerance, atol=1e-5 * _largest(b))
-        for a, b in zip(found, results, strict=True)
+        for a, b in zip(outputs, results, strict=True)
         if b.dtype.kind == "f"
     )
 

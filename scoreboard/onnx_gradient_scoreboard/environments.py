@@ -56,5 +56,5 @@ def build(producer: Producer, environments: Path) -> None:
 def versions(producer: Producer, python: Path) -> dict[str, str]:
     """Of the producer and what it computes with."""
     names = [producer.distribution, "onnx", "onnxruntime", "torch", "jax", "numpy"]
-    found = subprocess.run([python, "-c", _VERSIONS, *names], check=True, capture_output=True, text=True).stdout
-    return json.loads(found)
+    output = subprocess.run([python, "-c", _VERSIONS, *names], check=True, capture_output=True, text=True).stdout
+    return json.loads(output)

@@ -20,8 +20,8 @@ SOURCE = "1e-3 of the largest entry, as ONNX's node tests"
 def _texts() -> dict[str, str]:
     text = (files(__package__ or "") / "networks.txt").read_text(encoding="utf-8")
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    found = re.findall(r"^(\w+):\n((?:    .*\n?)+)", lines, re.MULTILINE)
-    return {name: " ".join(body.split()) for name, body in found}
+    matches = re.findall(r"^(\w+):\n((?:    .*\n?)+)", lines, re.MULTILINE)
+    return {name: " ".join(body.split()) for name, body in matches}
 
 
 TEXTS = _texts()
@@ -64,11 +64,11 @@ def _network(name: str, text: str) -> Case:
     for opset in OPSETS:
         try:
             onnx.checker.check_model(at(model, opset), full_check=True)
-            found = session(at(model, opset)).run(list(outputs), data | feeds)
+            values = session(at(model, opset)).run(list(outputs), data | feeds)
         except Exception:  # noqa: BLE001 - an operator has another form at this opset
             continue
-        expected = expected or found
-        if all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(found, expected, strict=True)):
+        expected = expected or values
+        if all(np.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(values, expected, strict=True)):
             opsets.append(opset)
     weights = tuple(n for n in feeds if n.startswith("w"))
     return Case(

@@ -149,10 +149,10 @@ def _differences(
     def forward(moves: Arrays, step: float) -> list[np.ndarray]:
         shifted = {n: np.asarray(feeds[n] + step * v, dtype) for n, v in moves.items()}
         try:
-            found = run(feeds | shifted)
+            values = run(feeds | shifted)
         except Exception as e:
             raise _UnsureError(f"fails: {' '.join(str(e).split())[:100]}") from e
-        return [np.asarray(a, np.float64) for a in found]
+        return [np.asarray(a, np.float64) for a in values]
 
     here = forward({}, 0)
     for a, b in zip(here, expected, strict=True):
@@ -206,9 +206,9 @@ def _second(
     scale: dict[str, float],
 ) -> dict[str, list[Probe]] | None:
     """<w, H·v> of Σ u·y², from its values at ±v ± w; None where two steps differ."""
-    found: dict[str, list[Probe]] = {}
+    by_input: dict[str, list[Probe]] = {}
     for name, chosen in directions.items():
-        found[name] = []
+        by_input[name] = []
         for w in chosen:
             two = []
             for h in (step, SHORTER * step):
@@ -218,14 +218,14 @@ def _second(
                     for b in (1, -1)
                 ]
                 two.append(sum(corners) / (4 * h * h))
-            found[name].append(Probe(w, _limit(*two), abs(two[0] - two[1]) / 2))
-    for name, probes in found.items():
+            by_input[name].append(Probe(w, _limit(*two), abs(two[0] - two[1]) / 2))
+    for name, probes in by_input.items():
         scale[f"second {name}"] = _scale(probes, scale[name])
         try:
             _sure(probes, [], case.tolerance * scale[f"second {name}"], name)
         except _UnsureError:
             return None
-    return found
+    return by_input
 
 
 def _limit(wide: Any, close: Any) -> Any:

@@ -51,12 +51,12 @@ class Row:
 
 def rows(folder: Path) -> list[Row]:
     """What lies in a folder of results, by the share of right answers among those asked for."""
-    found = []
+    table = []
     for path in sorted(folder.glob("*.jsonl")):
         head, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         results = [Result(**line) for line in lines]
-        found.append(Row(PRODUCERS[head["producer"]], head["versions"], results))
-    return sorted(found, key=lambda row: -_share(row.counts()))
+        table.append(Row(PRODUCERS[head["producer"]], head["versions"], results))
+    return sorted(table, key=lambda row: -_share(row.counts()))
 
 
 def _share(counts: Counter[str]) -> float:
@@ -66,9 +66,9 @@ def _share(counts: Counter[str]) -> float:
 
 def write(results: Path, folder: Path) -> None:
     """scoreboard.md and scoreboard_cells.html of the results."""
-    found = rows(results)
-    _replace(folder / "scoreboard.md", markdown(found))
-    _replace(folder / "scoreboard_cells.html", page(found))
+    table = rows(results)
+    _replace(folder / "scoreboard.md", markdown(table))
+    _replace(folder / "scoreboard_cells.html", page(table))
 
 
 def _replace(path: Path, text: str) -> None:
@@ -101,45 +101,45 @@ Every cell, with the words of every refusal: [scoreboard_cells.html](scoreboard_
 """
 
 
-def markdown(found: list[Row]) -> str:
+def markdown(table: list[Row]) -> str:
     """The tables."""
-    names = sorted({r.operator for row in found for r in row.results} - {"whole models"})
-    everything = {r.case for row in found for r in row.results}
-    networks = {r.case for row in found for r in row.results if r.operator == "whole models"}
-    judged = sum(row.counts().total() - row.counts()["not asked"] for row in found)
+    names = sorted({r.operator for row in table for r in row.results} - {"whole models"})
+    everything = {r.case for row in table for r in row.results}
+    networks = {r.case for row in table for r in row.results if r.operator == "whole models"}
+    judged = sum(row.counts().total() - row.counts()["not asked"] for row in table)
     head = HEAD.format(
         date=datetime.date.today().isoformat(), machine=f"{platform.system()}, {platform.machine()}", cells=judged,
-        cases=len(everything) - len(networks), operators=len(names), networks=len(networks), producers=len(found),
+        cases=len(everything) - len(networks), operators=len(names), networks=len(networks), producers=len(table),
     )  # fmt: skip
     lines = ["## All answers", "", f"| producer | version | {' | '.join(TITLES.values())} |"]
     lines.append("|---|---|" + "---:|" * len(TITLES))
-    for row in found:
+    for row in table:
         cells = [str(row.counts()[v]) for v in TITLES]
         lines.append(f"| {row.producer.name} | {row.version} | {' | '.join(cells)} |")
     lines += ["", "## By question", "", "Right of those asked for; wrong without a word in bold.", ""]
     lines += ["| producer | " + " | ".join(ASKED[k] for k in KINDS) + " |", "|---|" + "---:|" * len(KINDS)]
-    lines += [f"| {row.producer.name} | {' | '.join(_cell(row.counts(k)) for k in KINDS)} |" for row in found]
+    lines += [f"| {row.producer.name} | {' | '.join(_cell(row.counts(k)) for k in KINDS)} |" for row in table]
     lines += ["", "## By operator", "", 'All questions. "all 12": 12 of 12 are right.', ""]
-    lines += ["| operator | " + " | ".join(row.producer.name for row in found) + " |", "|---|" + "---:|" * len(found)]
+    lines += ["| operator | " + " | ".join(row.producer.name for row in table) + " |", "|---|" + "---:|" * len(table)]
     for name in [*names, "whole models"]:
-        lines.append(f"| {name} | {' | '.join(_cell(row.counts(operator=name)) for row in found)} |")
+        lines.append(f"| {name} | {' | '.join(_cell(row.counts(operator=name)) for row in table)} |")
     lines += ["", "## Wrong without a word", ""]
-    for row in found:
+    for row in table:
         wrong = defaultdict[str, list[str]](list)
         for r in row.results:
             if r.verdict == "wrong":
                 wrong[r.case].append(r.question)
-        told = "; ".join(f"`{case}` ({', '.join(kinds)})" for case, kinds in wrong.items()) or "none"
-        lines.append(f"- **{row.producer.name}**: {told}")
+        listed = "; ".join(f"`{case}` ({', '.join(kinds)})" for case, kinds in wrong.items()) or "none"
+        lines.append(f"- **{row.producer.name}**: {listed}")
     lines += ["", "## What each was asked, and with what", ""]
-    for row in found:
+    for row in table:
         used = ", ".join(f"{n} {v}" for n, v in row.versions.items())
         passes = "".join(f" Not asked of {op}: {why}." for op, why in row.producer.passes.items())
         lines.append(
             f"- **{row.producer.name}**: of {len({r.case for r in row.results})} cases {', '.join(row.producer.asked)}."
             f" Documented in {row.producer.basis}.{passes} ({used})"
         )
-    missing = [name for name in PRODUCERS if name not in {row.producer.name for row in found}]
+    missing = [name for name in PRODUCERS if name not in {row.producer.name for row in table}]
     lines += [f"- **{name}** was not there." for name in missing]
     return head + "\n" + "\n".join(lines) + "\n"
 
@@ -152,13 +152,15 @@ def _cell(counts: Counter[str]) -> str:
     return right + (f", **{counts['wrong']} wrong**" if counts["wrong"] else "")
 
 
-def page(found: list[Row]) -> str:
+def page(producers: list[Row]) -> str:
     """Every cell: a letter each, its words at a touch. Letters and texts are one table of JSON, drawn by a script."""
     cases: dict[str, list] = {}
     texts: dict[str, int] = {}
-    for number, row in enumerate(found):
+    for number, row in enumerate(producers):
         for r in row.results:
-            case = cases.setdefault(r.case, [r.case, r.operator, r.attributes, [["-"] * len(KINDS) for _ in found], {}])
+            case = cases.setdefault(
+                r.case, [r.case, r.operator, r.attributes, [["-"] * len(KINDS) for _ in producers], {}]
+            )
             kind = KINDS.index(r.question)
             case[3][number][kind] = MARKS[r.verdict]
             if r.verdict != "right" or not r.text.endswith("of what is allowed"):
@@ -166,16 +168,16 @@ def page(found: list[Row]) -> str:
     for case in cases.values():
         case[3] = ["".join(letters) for letters in case[3]]
     data = {
-        "producers": [f"{row.producer.name}" for row in found], "kinds": KINDS, "texts": list(texts),
+        "producers": [f"{row.producer.name}" for row in producers], "kinds": KINDS, "texts": list(texts),
         "cases": list(cases.values()),
     }  # fmt: skip
     table = "".join(
         f"<tr><td>{html.escape(row.producer.name)} {row.version}" + "".join(f"<td>{row.counts()[v]}" for v in VERDICTS)
-        for row in found
+        for row in producers
     )
     heads = "".join(f'<th><b class="{MARKS[v]}">{MARKS[v]}</b> {TITLES[v]}' for v in VERDICTS)
     head = f"{datetime.date.today().isoformat()}. Five letters each: {', '.join(ASKED.values())}. A touch says more."
     parts = {"HEAD": head, "TABLE": f"<tr><th>producer{heads}{table}"}
     parts["DATA"] = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     text = (files(__package__ or "") / "page.html").read_text(encoding="utf-8")
-    return re.sub("@(HEAD|TABLE|DATA)@", lambda found: parts[found[1]], text)
+    return re.sub("@(HEAD|TABLE|DATA)@", lambda producers: parts[producers[1]], text)

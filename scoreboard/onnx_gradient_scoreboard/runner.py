@@ -121,10 +121,10 @@ def cases() -> dict[str, Case]:
 
 def chosen(each: int) -> list[str]:
     """Names of cases, at most so many of an operator, spread over those that there are; 0: all."""
-    found = defaultdict[str, list[str]](list)
+    by_operator = defaultdict[str, list[str]](list)
     for name, case in operators().items():
-        found[case.operator].append(name)
-    spread = (names[:: -(-len(names) // each) if each else 1] for names in found.values())
+        by_operator[case.operator].append(name)
+    spread = (names[:: -(-len(names) // each) if each else 1] for names in by_operator.values())
     return [*networks(), *(name for names in spread for name in names)]
 
 

@@ -93,20 +93,20 @@ def _separate_modules(
         copies = any(scope and f".{known}.".find(f".{scope}.") >= 0 for scope in scopes)  # whose module reads it too
         uniform = origin.kind == NAMED and is_uniform(tensor)
         weights = [_weight_of(node, index, makers) if uniform else "" for node, index in readers[tensor.name]]
-        made: dict[str, str] = {}
+        separate: dict[str, str] = {}
         for (node, index), scope, weight in zip(readers[tensor.name], scopes, weights, strict=True):
             name = _of_copy(known, scope) if copies else ""
             if not name and uniform:
                 name = _of_module(known, module_of(node), node, index)
             if not name and weight:
                 name = _beside_weight(known, weight, origins_by_name, first=weight == next(filter(None, weights)))
-            if name and name not in made and (origin.kind == FOLDED or name not in names):
+            if name and name not in separate and (origin.kind == FOLDED or name not in names):
                 new = copied(tensor)
-                new.name = made[name] = unique(tensor.name if origin.kind == FOLDED else name, names)
+                new.name = separate[name] = unique(tensor.name if origin.kind == FOLDED else name, names)
                 proto.graph.initializer.append(new)
                 origins_by_name[new.name] = Origin(origin.kind, name)
                 pairs.append((tensor.name, new.name))
-            node.input[index] = made.get(name, tensor.name)
+            node.input[index] = separate.get(name, tensor.name)
     return pairs
 
 
@@ -145,8 +145,8 @@ def _beside_weight(known: str, weight: str, origins_by_name: Mapping[str, Origin
     other = owner(origin.name)
     if other or not module:
         return f"{other}.bias" if module and other != module else ""
-    own = origins_by_name.get(f"{module}.weight", Origin()).kind == NAMED  # which another product or norm reads
-    return f"{module}.bias/{weight}" if origin.kind and (own or not first) else ""
+    has_weight = origins_by_name.get(f"{module}.weight", Origin()).kind == NAMED  # which another product or norm reads
+    return f"{module}.bias/{weight}" if origin.kind and (has_weight or not first) else ""
 
 
 def _of_copy(name: str, scope: str) -> str:

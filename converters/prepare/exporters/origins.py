@@ -260,8 +260,10 @@ def _exported(proto: ModelProto, names: Collection[str]) -> dict[str, Origin]:
     targets = {entry.target: entry.kind for entry in signature(proto) if entry.target}
     infos = (*proto.graph.input, *proto.graph.value_info)
     values = {v.name: {p.key: p.value for p in v.metadata_props} for v in infos}
-    said = any(name in targets or not values.get(name, {}).keys().isdisjoint((KIND, _FOLDED_FROM)) for name in names)
-    if not said:  # there were none, or another tool has dropped or renamed all
+    has_origins = any(
+        name in targets or not values.get(name, {}).keys().isdisjoint((KIND, _FOLDED_FROM)) for name in names
+    )
+    if not has_origins:  # there were none, or another tool has dropped or renamed all
         return {}
     if not any(KIND in props for props in values.values()):
         values |= {name: {KIND: targets[name], **values.get(name, {})} for name in targets}

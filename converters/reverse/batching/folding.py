@@ -49,11 +49,11 @@ def _fold(op: Builder, node: Rows, index: int, value: ir.Value, axis: int = 0) -
     rank = node.static_rank(index)
     if not axis and value in node.folded:
         return node.folded[value][0]
-    if not axis and is_quantised(value) and (made := value.producer()) is not None:
-        source, *rest = made.inputs
+    if not axis and is_quantised(value) and (producer := value.producer()) is not None:
+        source, *rest = producer.inputs
         assert source is not None
-        attributes = {name: attribute.value for name, attribute in made.attributes.items()}
-        (result,) = op.emit(made.op_type, [_fold(op, node, index, source), *rest], attributes)
+        attributes = {name: attribute.value for name, attribute in producer.attributes.items()}
+        (result,) = op.emit(producer.op_type, [_fold(op, node, index, source), *rest], attributes)
         result.type = value.type
         node.folded[value] = result, node.lengths(index, 0, 1)
         return result

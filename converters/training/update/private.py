@@ -138,7 +138,7 @@ class RowSums:
         """Of the graph of all rows: the means under the names of the gradients, behind the forward model's outputs."""
         values, names = values_by_name(graph), used_names(graph)
         names.update(gradients.values())
-        own, op = inputs_of(graph), Builder(names)
+        row_inputs, op = inputs_of(graph), Builder(names)
         factor = values[self._factor]
         graph.outputs.clear()
         rows: ir.Value | None = None
@@ -149,7 +149,7 @@ class RowSums:
         for x, name in gradients.items():
             op.prefix = f"{name}/rows"
             parts = [values[part] for part in self._sums[name]]
-            dtype, shape = element_type(parts[0]), known_lengths(own[x]) or []
+            dtype, shape = element_type(parts[0]), known_lengths(row_inputs[x]) or []
             if len(parts) == 1:
                 weights = op.Reshape(cast(op, factor, dtype), [1, -1])
                 total = op.MatMul(weights, op.Reshape(parts[0], [-1, math.prod(shape)]))
@@ -199,16 +199,16 @@ def _put_in_front(graph: ir.Graph, forward: ir.Graph) -> None:
         for named in (node, *node.outputs):
             if named.name in taken:
                 named.name = op.unique(f"rows/{named.name}")
-    own = inputs_of(graph)
+    row_inputs = inputs_of(graph)
     for value in inputs_of(forward).values():
-        if value.name in own:
-            value.replace_all_uses_with(own[str(value.name)])
+        if value.name in row_inputs:
+            value.replace_all_uses_with(row_inputs[str(value.name)])
         else:
             forward.initializers.pop(str(value.name))
             graph.register_initializer(value)
     outputs, nodes = list(forward.outputs), list(forward)
     forward.outputs.clear()
-    symbols = {length for value in own.values() for length in dims(value) or ()}
+    symbols = {length for value in row_inputs.values() for length in dims(value) or ()}
     for value in (value for node in nodes for value in node.outputs):  # names of other lengths may be those of others
         if value.shape is not None and value not in outputs:
             lengths = [d if isinstance(d, int) or d in symbols else None for d in dims(value) or ()]

@@ -16,13 +16,13 @@ def answer(question: Question) -> Arrays:
 
     def outputs(moved: dict) -> dict:
         given = {n: moved.get(n, a) for n, a in question.feeds.items()}
-        found = function(weights | {n: a for n, a in moved.items() if n in weights}, given)
-        return dict(zip(question.outputs, found if isinstance(found, list | tuple) else [found], strict=True))
+        values = function(weights | {n: a for n, a in moved.items() if n in weights}, given)
+        return dict(zip(question.outputs, values if isinstance(values, list | tuple) else [values], strict=True))
 
     if question.kind == "jvp":
-        found = jax.jvp(outputs, (at,), (question.seeds,))[1]
+        result = jax.jvp(outputs, (at,), (question.seeds,))[1]
     elif question.kind == "second":
-        found = jax.jvp(jax.grad(lambda v: outputs(v)[question.outputs[0]]), (at,), (question.seeds,))[1]
+        result = jax.jvp(jax.grad(lambda v: outputs(v)[question.outputs[0]]), (at,), (question.seeds,))[1]
     else:
-        found = jax.vjp(outputs, at)[1](question.seeds)[0]
-    return {n: np.asarray(a) for n, a in found.items()}
+        result = jax.vjp(outputs, at)[1](question.seeds)[0]
+    return {n: np.asarray(a) for n, a in result.items()}

@@ -21,6 +21,6 @@ def answer(question: Question) -> Arrays:
         model = onnx_ad.forward(model, inputs=wrt, outputs=[f"adj_{n}" for n in wrt], layout="onnx")
         feeds, prefix = {f"fwd_{n}": a for n, a in seeds.items()}, "fwd_adj_"
         feeds[f"adj_{outputs[0]}"] = np.ones(1, np.float32)
-    found = session(model).run([prefix + n for n in names], question.feeds | feeds)
+    results = session(model).run([prefix + n for n in names], question.feeds | feeds)
     axes = (-2, -1) if question.kind == "second" else -1
-    return {n: a.squeeze(axes) for n, a in zip(names, found, strict=True)}
+    return {n: a.squeeze(axes) for n, a in zip(names, results, strict=True)}

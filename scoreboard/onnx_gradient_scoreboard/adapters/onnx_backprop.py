@@ -17,5 +17,5 @@ def answer(question: Question, kernels: str) -> Arrays:
     feeds = question.feeds | {f"{n}_{seed}": a for n, a in question.seeds.items()}
     session = ob.session(model, kernels=kernels)
     taken = {i.name for i in session.get_inputs()}
-    found = session.run([f"{n}_{result}" for n in names], {n: a for n, a in feeds.items() if n in taken})
-    return dict(zip(names, found, strict=True))
+    results = session.run([f"{n}_{result}" for n in names], {n: a for n, a in feeds.items() if n in taken})
+    return dict(zip(names, results, strict=True))

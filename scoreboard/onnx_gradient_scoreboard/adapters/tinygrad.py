@@ -17,8 +17,8 @@ def answer(question: Question) -> Arrays:
         runner = OnnxRunner(file.name)
         feeds = {n: Tensor(a) for n, a in question.feeds.items()}
         tensors = {n: feeds[n] if n in feeds else runner.graph_values[n] for n in question.wrt}
-        found = runner(feeds)
-        terms = [(found[n] * Tensor(seed)).sum() for n, seed in question.seeds.items()]
+        outputs = runner(feeds)
+        terms = [(outputs[n] * Tensor(seed)).sum() for n, seed in question.seeds.items()]
         return {
             n: g.numpy() for n, g in zip(tensors, sum(terms[1:], terms[0]).gradient(*tensors.values()), strict=True)
         }

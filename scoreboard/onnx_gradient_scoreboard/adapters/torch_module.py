@@ -17,17 +17,17 @@ def differentiate(question: Question, module: Callable[..., Any]) -> Arrays:
 
     def call(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = fixed | dict(zip(question.wrt, values, strict=True))
-        found = module(*(given[n] for n in order))
-        return tuple(found) if isinstance(found, list | tuple) else (found,)
+        outputs = module(*(given[n] for n in order))
+        return tuple(outputs) if isinstance(outputs, list | tuple) else (outputs,)
 
     at = tuple(fixed[n] for n in question.wrt)
     moves = tuple(seeds[n] for n in question.wrt if n in seeds)
     autograd = torch.autograd.functional
     if question.kind == "jvp":
-        names, found = question.outputs, autograd.jvp(call, at, moves)[1]
+        names, result = question.outputs, autograd.jvp(call, at, moves)[1]
     elif question.kind == "second":
-        names, found = question.wrt, autograd.hvp(lambda *v: call(*v)[0], at, moves)[1]
+        names, result = question.wrt, autograd.hvp(lambda *v: call(*v)[0], at, moves)[1]
     else:
-        names, found = question.wrt, autograd.vjp(call, at, tuple(seeds[n] for n in question.outputs))[1]
-    found = found if isinstance(found, tuple) else (found,)
-    return {n: a.detach().numpy() for n, a in zip(names, found, strict=True)}
+        names, result = question.wrt, autograd.vjp(call, at, tuple(seeds[n] for n in question.outputs))[1]
+    result = result if isinstance(result, tuple) else (result,)
+    return {n: a.detach().numpy() for n, a in zip(names, result, strict=True)}

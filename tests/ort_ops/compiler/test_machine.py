@@ -93,7 +93,7 @@ def test_llvm_is_asked_once_about_the_processor(monkeypatch, tmp_path: Path) -> 
     assert len(calls) == 5
     boot.write_text("third\n")
     for count, found in ((6, ["SSE"]), (7, ["SSE", "AVX"])):  # as an emulator has, under the same system
-        monkeypatch.setattr(machine, "_found", lambda found=found: found)
+        monkeypatch.setattr(machine, "_capabilities", lambda found=found: found)
         for _ in range(2):
             machine._host()
             assert len(calls) == count
@@ -101,7 +101,7 @@ def test_llvm_is_asked_once_about_the_processor(monkeypatch, tmp_path: Path) -> 
 
 @pytest.mark.skipif(not (machine.TRIPLE.startswith("x86_64") and "+avx2" in machine.FEATURES), reason="no AVX2")
 def test_numpy_has_found_what_the_processor_has() -> None:
-    assert "AVX2" in machine._found()
+    assert "AVX2" in machine._capabilities()
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
