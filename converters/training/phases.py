@@ -25,8 +25,6 @@ from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.derivatives import Derivative
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.reverse.path import find_path
-from onnx_backprop.converters.training.estimators import describe as describe_estimators
-from onnx_backprop.converters.training.estimators import stop_estimators
 from onnx_backprop.converters.training.losses.add_loss import add_loss, typed
 from onnx_backprop.converters.training.losses.base import Loss, LossFunction
 from onnx_backprop.converters.training.losses.compose import LossSum
@@ -39,11 +37,13 @@ from onnx_backprop.converters.training.modes import (
     train,
 )
 from onnx_backprop.converters.training.optimizers import Optimizer
-from onnx_backprop.converters.training.padding import stop_padding, warn_of_padding
 from onnx_backprop.converters.training.rewrites.precision import Rounding
 from onnx_backprop.converters.training.rewrites.sums import stage_sums
 from onnx_backprop.converters.training.sharing import describe_shared, shared, tie, untie
 from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
+from onnx_backprop.converters.training.stops.estimators import describe as describe_estimators
+from onnx_backprop.converters.training.stops.estimators import stop_estimators
+from onnx_backprop.converters.training.stops.padding import stop_padding, warn_of_padding
 from onnx_backprop.converters.training.update.loss_scale import renewed_scale, scaled_loss, unscale, with_default
 from onnx_backprop.converters.training.update.private import Privacy, RowSums, add_noise, check_rows, seeds_of_rows
 from onnx_backprop.converters.training.update.step import StepState, StepWriter, write_outputs
