@@ -83,6 +83,6 @@ def _sentences(found: Answers) -> Iterable[str]:
         short = sentence if len(sentence) < 320 else sentence[:300] + " …"
         said.setdefault((a["subject"], short), []).append(f"{a['exporter']} {a['mode']}")
     for (subject, sentence), cases in said.items():
-        shown = re.sub(r"([*_<>|])", r"\\\1", sentence)
+        shown = re.sub(r"([*_<>|\[\]])", r"\\\1", sentence)
         yield f"- **{subject}** ({', '.join(cases)}): {shown}"
     yield ""
