@@ -51,6 +51,7 @@ inline Function<7, Env *, const Char *, SessionOptions *, Session **> CreateSess
 inline Function<9, Session *, RunOptions *, const char *const *, const Value *const *, size_t, const char *const *, size_t,
                 Value **> Run;
 inline Function<10, SessionOptions **> CreateSessionOptions;
+inline Function<17, SessionOptions *> DisableMemPattern;
 inline Function<24, SessionOptions *, int> SetIntraOpNumThreads;
 inline Function<29, SessionOptions *, const char *, void **> RegisterCustomOpsLibrary;
 inline Function<30, Session *, size_t *> SessionGetInputCount;

@@ -108,6 +108,7 @@ class Trainer {
     void *handle;
     const bool standard = library == "-";
     ort::CreateSessionOptions(&options), ort::SetIntraOpNumThreads(options, threads);
+    ort::DisableMemPattern(options);  // which allocates all of a step once more, in one block
     if (!standard) ort::RegisterCustomOpsLibrary(options, library.string().c_str(), &handle);
     step_model.emplace(env, folder / (standard ? "standard.onnx" : "training.onnx"), options);
     initial.emplace(env, folder / "initial.onnx", options);
