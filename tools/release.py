@@ -123,7 +123,7 @@ def built(checkout: Path, folder: Path, *, pure: bool) -> dict[str, bytes]:
             {} if pure else {name: threads.submit(_machine_code, source, folder / name, name) for name in PLATFORMS}
         )
     for platform, objects in carried.items():
-        files |= _carrying(wheel, files[wheel], platform, objects.result(), int(epoch))
+        files |= _with_objects(wheel, files[wheel], platform, objects.result(), int(epoch))
     files |= _npm(source, folder)
     (sdist,) = (name for name in files if name.startswith("onnx_backprop-") and name.endswith(".tar.gz"))
     files["recipe.yaml"] = recipe(project(), sdist, files[sdist])
@@ -154,7 +154,7 @@ def _machine_code(source: Path, folder: Path, platform: str) -> dict[str, bytes]
     return {f"{OBJECTS}/{p.relative_to(folder).as_posix()}": p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def _carrying(name: str, pure: bytes, platform: str, objects: Mapping[str, bytes], epoch: int) -> dict[str, bytes]:
+def _with_objects(name: str, pure: bytes, platform: str, objects: Mapping[str, bytes], epoch: int) -> dict[str, bytes]:
     """The pure wheel with machine code, and the tag of its platform."""
     files = {**dict(parts(name, pure)), **objects}
     (about,) = (part for part in files if part.endswith(".dist-info/WHEEL"))

@@ -99,11 +99,12 @@ def accepted(tests: Iterable[TestCase]) -> dict[str, Case]:
     for case in _accepted(tests):
         fixed = [repr(a) for n, a in case.feeds.items() if n not in case.inputs]
         shapes = [case.feeds[n].shape for n in case.inputs]
-        cases.setdefault(f"{case.operator} {case.attributes()} {shapes} {fixed} {_given(case)}", case)
+        cases.setdefault(f"{case.operator} {case.attributes()} {shapes} {fixed} {_presence(case)}", case)
     return {case.name: case for case in cases.values()}
 
 
-def _given(case: Case) -> str:
+def _presence(case: Case) -> str:
+    """Which of the optional inputs and outputs the node has: "+" or "-" for each."""
     node = case.model.graph.node[0]
     return "".join("-+"[bool(name)] for name in [*node.input, *node.output])
 

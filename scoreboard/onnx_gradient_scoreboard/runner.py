@@ -150,16 +150,16 @@ def _result(worker: Worker, name: str, kind: str) -> Result:
     elif kind == "second" and expected.second is None:
         reasons.append("no sure second differences")
     if reasons or isinstance(expected, str):
-        return _told(case, kind, opset, "not asked", "; ".join(reasons))
+        return _record(case, kind, opset, "not asked", "; ".join(reasons))
     by_weights = "inputs" not in producer.asked
     chosen = {n: expected.seeds[n] for n in case.inputs} if kind == "jvp" else cotangents(case, expected.seeds)
     question = ask(case, kind, opset, expected.seeds if kind == "second" else chosen, by_weights=by_weights)
     answer = worker.ask(question)
     if isinstance(answer, str):
-        return _told(case, kind, opset, answer, "")
-    return _told(case, kind, opset, *verdict(case, question, expected, *answer, producer.package))
+        return _record(case, kind, opset, answer, "")
+    return _record(case, kind, opset, *verdict(case, question, expected, *answer, producer.package))
 
 
-def _told(case: Case, kind: str, opset: int, what: str, text: str) -> Result:
+def _record(case: Case, kind: str, opset: int, what: str, text: str) -> Result:
     text = text if len(text) < 600 else f"{text[:300]} … {text[-300:]}"
     return Result(case.name, case.operator, case.attributes(), kind, opset, what, text)

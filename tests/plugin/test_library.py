@@ -337,7 +337,7 @@ def test_products_are_those_of_the_trainer(tmp_path: Path, training: Any) -> Non
 
 
 @pytest.mark.skipif(targets.here() != targets.AMX, reason="this processor has no registers of matrices")
-def test_a_system_that_keeps_registers_of_matrices_is_told_by_a_status(folder: Path, tmp_path: Path) -> None:
+def test_a_system_that_refuses_amx_gives_a_status(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "refuse.c").write_text(REFUSE)
     compiler = (os.environ.get("CC") or "cc").split()
     subprocess.run([*compiler, "-shared", "-fPIC", "-o", tmp_path / "refuse.so", tmp_path / "refuse.c"], check=True)

@@ -152,7 +152,7 @@ def test_any_rank_and_any_axis(rank: int) -> None:
         ([1, 1, 3], {"scales": [1, 1, 0.3], "mode": "linear"}, "ResizeGrad"),
     ],
 )  # fmt: skip
-def test_copies_and_what_changes_lengths(
+def test_the_gradient_is_a_copy_or_one_ResizeGrad(
     shape: list, settings: dict, operator: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = resize(shape, **settings)

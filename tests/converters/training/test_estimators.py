@@ -91,7 +91,7 @@ def test_what_is_no_estimator(body: str) -> None:
         "b = MatMul(x, v3) d = Sub(b, a) y = Add(a, d)",  # of two branches
     ],
 )
-def test_a_branch_of_its_own_keeps_its_gradient(body: str) -> None:
+def test_a_separate_branch_keeps_its_gradient(body: str) -> None:
     """y is b: the gradient of what b is computed from is the one without the sum and the difference."""
     rng = np.random.default_rng(6)
     more = {"v": rng.standard_normal((3, 3)), "v2": rng.standard_normal((3, 3)), "v3": rng.standard_normal((4, 3))}

@@ -113,6 +113,6 @@ def test_adapters_are_read() -> None:
     assert abs(y - base).max() > 1e-3
 
 
-def test_derivatives_are_told() -> None:
+def test_derivatives_of_format_2_are_read() -> None:
     (derivative,) = ob.derivatives(DATA / "format2" / "jacobian.onnx")
     assert derivative == ob.Derivative(mode="jacobian", seeds={}, results={"y": {"x": "y_jacobian_x"}}, batched=False)

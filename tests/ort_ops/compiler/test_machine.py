@@ -100,7 +100,7 @@ def test_llvm_is_asked_once_about_the_processor(monkeypatch, tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(not (machine.TRIPLE.startswith("x86_64") and "+avx2" in machine.FEATURES), reason="no AVX2")
-def test_numpy_has_found_what_the_processor_has() -> None:
+def test_capabilities_are_those_of_the_processor() -> None:
     assert "AVX2" in machine._capabilities()
 
 
