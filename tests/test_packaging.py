@@ -88,7 +88,7 @@ def test_the_page_of_an_index_has_no_relative_link(archives: Path) -> None:
     (wheel,) = archives.glob("*.whl")
     page = _long_description(wheel)
     assert page.startswith("# onnx-backprop\n")
-    assert "| see it all in five minutes | tutorial, guide |" in page
+    assert "| see everything in five minutes | tutorial, guide |" in page
     rendered = markdown.render(page)
     assert rendered, "not what an index renders"
     assert "<table>" in rendered

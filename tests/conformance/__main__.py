@@ -28,12 +28,11 @@ TITLES = (*GRIDS, "Operators", "Derivatives", "Many rows at once", "Backbones")
 
 HEAD = """# Conformance
 
-Written by `make conformance`. Every configuration of the grids is a node that onnxruntime runs forward and that goes
-through the whole converter; its gradients are compared with that forward, by the adjoint identity <F(x), dy> = <x, dx> =
-<w, dw> or, where X can be an identity matrix, in every entry. All dimensions are known at conversion in one part of the
-configurations and unknown in the others. "Not run" are those that onnxruntime refuses to run forward; its reasons are
-listed below each table. Where onnxruntime departs from the text of ONNX, [readings.md](readings.md) says what is
-followed.
+Which gradients are right, counted by `make conformance`, which writes this page. Each configuration of the first two grids is one node. It
+goes through the whole converter, and its gradients are compared with onnxruntime's own forward, by the adjoint identity <F(x), dy> =
+<x, dx> = <w, dw> or, if X can be an identity matrix, in every entry. Some configurations have all dimensions known at conversion, the others
+none. "Not run" counts those that onnxruntime refuses to run forward, with its reasons below each table. [Readings](readings.md) says what is
+followed where onnxruntime departs from the text of ONNX.
 """
 
 

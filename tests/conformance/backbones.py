@@ -183,9 +183,9 @@ def section(outcomes: Mapping[str, Outcome]) -> str:
     lines = [
         "## Backbones",
         "",
-        "The networks that the onnx wheel carries (opset 9), with weights drawn at random: gradients for every weight, "
-        f"compared with differences of the whole network, and node by node where those do not settle. Each converts in "
-        f"less than {LIMIT:.0f} s.",
+        "The networks in the onnx wheel (opset 9), with random weights. The gradients of all weights are compared with "
+        "differences of the whole network, or node by node if those do not settle. Each network converts in less than "
+        f"{LIMIT:.0f} s.",
         "",
         "| network | nodes | weights | gradients |",
         "|---|---:|---:|---|",

@@ -205,11 +205,10 @@ def section(counts: dict[str, dict[tuple[str, str], Counter[str]]]) -> str:
     lines = [
         "## Derivatives",
         "",
-        "The same cases as in Operators, each with all dimensions known and with all unknown: `vjp` and `jvp` along random "
-        "seeds against differences of the forward, in float64 by onnx's reference evaluator where that agrees with "
-        f"onnxruntime; <jvp(v), u> = <v, vjp(u)> to {DOT:g}; `hvp` of Σ c·y² against second differences in float64, or "
-        "where there are none, differences of the gradient. A run that fails in onnxruntime does so because its "
-        "inference of shapes says a wrong length.",
+        "The cases of Operators, with all dimensions known and with none. `vjp` and `jvp` along random seeds are compared "
+        "with differences of the forward, of onnx's reference evaluator in float64 if it agrees with onnxruntime; "
+        f"<jvp(v), u> with <v, vjp(u)>, to {DOT:g}; `hvp` of Σ c·y² with second differences in float64 or, failing those, "
+        "differences of the gradient. Runs that fail in onnxruntime do so because it infers a wrong length.",
         "",
         "| operator | vjp | jvp | <jvp(v), u> = <v, vjp(u)> | hvp |",
         "|---|---|---|---|---|",

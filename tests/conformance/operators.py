@@ -247,10 +247,10 @@ def section(rows: dict[str, Row]) -> str:
         "",
         f"Every operator of ONNX's default domain at opset {LAST_OPSET}: {total['right']} right, "
         f"{total['no derivative']} without derivative, {total['refused']} refused by name, {total['wrong']} wrong. "
-        f"The {run['static'].total()} cases are single nodes (some with a Reshape or a Concat behind them) whose "
-        "gradients are compared with central differences of the forward, in float64 by onnx's reference evaluator where "
-        "that agrees with onnxruntime, else of onnxruntime itself; once with every dimension known at conversion and "
-        "once with every dimension unknown. Older operators (Scatter, Upsample) and older opsets are converted first.",
+        f"The {run['static'].total()} cases are single nodes, some with a Reshape or a Concat behind them. Their gradients are "
+        "compared with central differences of the forward, of onnx's reference evaluator in float64 if it agrees with "
+        "onnxruntime, else of onnxruntime itself; once with every dimension known at conversion and once with none. "
+        "Older operators (Scatter, Upsample) and older opsets are converted first.",
         "",
         "| operator | versions | verdict | known shapes | unknown shapes | |",
         "|---|---|---|---|---|---|",

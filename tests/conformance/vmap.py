@@ -134,10 +134,10 @@ def section(counts: dict[str, dict[str, Counter[str]]]) -> str:
     lines = [
         "## Many rows at once",
         "",
-        f"The same cases as in Operators, each with all dimensions known and with all unknown: `vmap` over {ROWS} rows of the "
-        "model, of its `vjp` and of its `jvp`, against a loop over rows of the model without it in onnxruntime, to "
-        f"{TOLERANCE:g} of the largest number; types and shapes are equal. The model by all inputs that it is differentiated "
-        "by, by each of them alone, and by all inputs. Not run is what the loop does not run, or rows of different shapes.",
+        f"The cases of Operators, with all dimensions known and with none: `vmap` over {ROWS} rows of the model, of its `vjp` "
+        "and of its `jvp` is compared with a loop over the rows in onnxruntime, to "
+        f"{TOLERANCE:g} of the largest number, with equal types and shapes. The rows are in all inputs that have derivatives, "
+        "in each of these alone, and in all inputs. Not run: the loop does not run, or its rows have different shapes.",
         "",
         "| operator | model | vjp | jvp |",
         "|---|---|---|---|",

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 import onnx_backprop as ob
 from onnx_backprop import artifacts
+from tests.conformance import __main__ as conformance
 from tests.docs.blocks import ROOT
+from tests.fidelity import report as fidelity
+from tests.field import report as field
 
 
 def test_every_public_name_is_in_the_reference() -> None:
@@ -15,3 +20,10 @@ def test_every_public_name_is_in_the_reference() -> None:
     shown |= {name for members in re.findall(r"members: \[(.*)\]", text) for name in members.split(", ")}
     shown |= set(re.findall(r"^ +- (\w+)$", text, re.M)) | set(re.findall(r"`onnx_backprop\.(\w+)`", text))
     assert [name for name in (*ob.__all__, *artifacts.__all__) if name not in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "head"), [("conformance", conformance.HEAD), ("fidelity", fidelity.HEAD), ("field", field.HEAD)]
+)
+def test_generated_pages_begin_as_their_generators_write_them(page: str, head: str) -> None:
+    assert (ROOT / "docs" / f"{page}.md").read_text("utf-8").startswith(head)

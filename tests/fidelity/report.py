@@ -12,38 +12,37 @@ Answers = Sequence[dict[str, Any]]
 LEFT = {"wrong", "refused"}  # what must not be
 VERDICTS = ("right", "warned", "wrong", "refused", "not exported", "not in the file")
 
-_HEAD = """# The same training
+HEAD = """# The same training
 
-A module is exported, its file is trained here and the module is trained in PyTorch. `make fidelity` does so for small
-modules, one for each kind of parameter, constant, statistic and stop, and for architectures with random weights, and
-writes this page. Exporters have their defaults: TorchScript (in train mode with `training=TRAINING` and
-`do_constant_folding=False`), dynamo, and `ob.torch.export` if there is one. Ours has its defaults too, but for `loss`,
-`optimizer` and, in train mode, `training_mode=True`.
+Whether an exported module trains as the module does in PyTorch. `make fidelity` exports small modules, one for each kind of parameter,
+constant, statistic and stop, and architectures with random weights; trains each file here and each module in PyTorch; and writes this page.
+Exporters have their defaults: TorchScript (in train mode with `training=TRAINING` and `do_constant_folding=False`), dynamo, and
+`ob.torch.export`. So has the training here, except `loss`, `optimizer` and, in train mode, `training_mode=True`.
 
-**right**: (set) the numbers that are trained are those of the parameters that require a gradient and influence the
-loss, whatever their names and orders are; (gradients) those of the first step are PyTorch's in float64 to a thousandth,
-tensor by tensor; (sgd, adamw) 20 losses of SGD with momentum 0.9 and of AdamW agree with PyTorch's to 1e-4, or 1e-3 where
-PyTorch's float32 is itself that far from its float64; (patterns) with `frozen=` the first module and a tenth of the rate
-for the second, by module names, the same tensors move to the same values, where a module that is frozen keeps its
-statistics. **warned**: other numbers are trained, and an `OnnxBackpropWarning` names every tensor of which that is true.
-**wrong**: none of this. **refused**: with a sentence of ours. **not exported**: the exporter fails. **not in the file**:
-the exporter leaves out what the training depends on, as `detach`; nothing is judged.
-Names that end in `_perturbed` are of modules whose constructor leaves zeros or ones, trained from other values.
+| Verdict | Meaning |
+|---|---|
+| right | All of these hold. set: the trained numbers are those of the parameters that require a gradient and influence the loss, whatever their names and orders. gradients: those of the first step are PyTorch's in float64 to a thousandth, tensor by tensor. sgd, adamw: 20 losses of SGD with momentum 0.9 and of AdamW agree with PyTorch's to 1e-4, or to 1e-3 if PyTorch's float32 is itself that far from its float64. patterns: with `frozen=` for the first module and a tenth of the rate for the second, by module names, the same tensors move to the same values, and a frozen module keeps its statistics |
+| warned | Other numbers are trained, and an `OnnxBackpropWarning` names every such tensor |
+| wrong | None of this |
+| refused | One of our errors |
+| not exported | The exporter fails |
+| not in the file | The exporter leaves out what the training depends on, such as `detach`; nothing is judged |
 
-How far PyTorch's float32 is from its float64 is measured with five trainings, of the module and of four whose parameters
-differ from its by 2⁻²² of themselves, a few units in the last place. That is 1e-7 in most trainings and may be 1e-3:
-AdamW makes a whole step of a gradient that is next to zero but for rounding errors, and where the input of a Relu is
-rounded to the other side of 0 the gradients of one step differ. A training is done at the largest rate at which the five
-agree to 2e-5, of 0.03, 0.003 and 0.0003 for SGD, 0.001 and 0.0001 for AdamW, or at the one at which they agree best.
-Gradients and final values of a tensor may be off by four times what the worst of the five is, besides the thousandth of a
-gradient and a tenth of the way of a value; a gradient that is zero in exact arithmetic, as by the bias of keys before a
-softmax, by 1e-6 of the largest gradient, if it is below 1e-12 of that in float64 and nothing but errors in float32.
+Names that end in `_perturbed` are modules whose constructor leaves zeros or ones; they are trained from other values.
+
+Five trainings measure how far PyTorch's float32 is from its float64: of the module, and of four whose parameters differ from it by a factor
+of 2⁻²², a few units in the last place. It is 1e-7 in most trainings and may be 1e-3: AdamW makes a whole step of a gradient that is zero but
+for rounding, and if the input of a Relu is rounded to the other side of 0, the gradients of one step differ. A training uses the largest
+rate at which the five agree to 2e-5, of 0.03, 0.003 and 0.0003 for SGD and 0.001 and 0.0001 for AdamW, or the rate at which they agree best.
+Gradients and final values may differ by four times the worst of the five, plus a thousandth of a gradient and a tenth of the way of a value.
+A gradient that is zero in exact arithmetic, such as that of the bias of keys before a softmax, may differ by 1e-6 of the largest gradient,
+if in float64 it is below 1e-12 of that.
 """
 
 
 def write(path: Path, answers: Answers, lacking: Sequence[str]) -> None:
     """lacking: the subjects without an answer."""
-    path.write_text("\n".join([_HEAD, *_counts(answers), *_lacking(lacking), *_cases(answers)]).rstrip() + "\n")
+    path.write_text("\n".join([HEAD, *_counts(answers), *_lacking(lacking), *_cases(answers)]).rstrip() + "\n")
 
 
 def _counts(answers: Answers) -> Iterable[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import platform
 import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +16,24 @@ Verdicts = list[dict[str, Any]]
 SAME = ("yes", "warned", "no")
 SECONDS, TIMES, MORE = 5.0, 3.0, 500.0  # what a conversion may take: of a processor; of memory, in files and megabytes
 
-_HEAD = """# The field
+HEAD = """# The field
 
-Real files: out of packages, exported from PyTorch by both exporters, fitted by scikit-learn, and what optimisers, float16
-and quantisation make of them. `make field` makes and judges them, each in a process of its own, and writes this page;
-every option is its default, but for `loss`, `optimizer="adamw"` and, where there are several outputs, `prediction`.
+Which real models train as they are: files from packages, exports from PyTorch by both exporters, models fitted by scikit-learn, and what
+optimisers, float16 and quantisation make of them. `make field` makes and judges each in its own process and writes this page. All options
+have their defaults, except `loss`, `optimizer="adamw"` and, with several outputs, `prediction`.
 
-**right**: the gradients of the loss by every parameter, those of `backward` by every parameter and every float input, and
-the first updates of AdamW agree with PyTorch in float64, which runs the same file node by node (`tests/field/twin.py`; where it
-does not know an operator, differences of the forward), and after ten of them the losses and
-the state are finite, and what is exported runs in onnxruntime and computes what the trainer does. **refused**: with a
-sentence that names node and operator, at conversion. **gap**: the largest
-‖g - r‖ / ‖r‖ of a gradient g and its reference r, taken at the values that onnxruntime computed, so that no cell of a
-Relu lies beyond the kink by rounding alone; right up to 1e-3, in float16 up to 0.1 above what rounding of the forward
-moves r by; blank where differences judge. **trained**: the share of the numbers of the module, or else that the
-file stores, that are parameters. **same parameters as the module**: whether the numbers that are trained by default are
-those of the module's parameters that require a gradient and influence the loss, whatever their names, shapes and orders
-are (yes); or other numbers are trained, and an `OnnxBackpropWarning` names every tensor of which that is true, or counts
-it among those of one reason that it does not list (warned), or does not (no). It is blank where there is no module or
-nothing is trained. Variants are judged like the file as it is: the numbers of float16 files are compared with the
-module's, rounded; where a tool or an exporter has folded a BatchNormalization into a weight, the file has not got the
-module's numbers any more, and a warning must say so. Quantised files are not judged. Conversion is one call of `training_graph`: seconds of processor, and the memory of the
-process at its peak, Python and all. Steps are of AdamW, beside PyTorch eager on one thread or on all, whichever is
-faster: the module itself, and for files without one, in italics, the file node by node. No step is repeated for long,
-and other work may have run on the same cores: these numbers show what is slow, docs/performance.md what is fast.
+| Column or verdict | Meaning |
+|---|---|
+| **right** | The gradients of the loss with respect to all parameters, those of `backward` with respect to all parameters and float inputs, and the first updates of AdamW agree with PyTorch in float64, which runs the same file node by node (`tests/field/twin.py`); if it lacks an operator, with differences of the forward. After ten updates the losses and the state are finite. The exported model runs in onnxruntime and computes what the trainer does |
+| **refused** | An error at conversion names node and operator. |
+| gap | The largest ‖g - r‖ / ‖r‖ of a gradient g and its reference r, at the values that onnxruntime computed, so that rounding puts no element on the other side of a kink. Up to 1e-3 is right; in float16, up to 0.1 more than rounding of the forward changes r. Blank if differences judge |
+| trained | The share of the numbers of the module, or else of the file, that are parameters |
+| same parameters as the module | yes: the numbers trained by default are those of the module's parameters that require a gradient and influence the loss, whatever their names, shapes and orders. warned: others are trained, and an `OnnxBackpropWarning` names each such tensor, or counts it. no: there is no such warning. Blank if there is no module, the file is quantised, or nothing is trained. float16 files are compared with the module's numbers, rounded. If a tool has folded a BatchNormalization into a weight, a warning must say so |
+| convert s, peak MB | One call of `training_graph`: seconds of processor, and the peak memory of the whole process |
+| steps/s, PyTorch, times | Steps of AdamW, here and in PyTorch eager on one thread or all, whichever is faster. PyTorch runs the module; if there is none, the file node by node, in italics |
+
+Steps are repeated only briefly and other work may have used the same cores: these rates show what is slow. docs/performance.md measures what
+is fast.
 """
 
 
@@ -45,7 +41,7 @@ def write(path: Path, found: Verdicts, unmade: list[tuple[str, str, str]], left:
     """left: how many files of the list have not been judged."""
     partly = [f"Not the whole list: {left} files of it have not been judged in this run.\n"] if left else []
     parts = [
-        _HEAD,
+        HEAD,
         *partly,
         *_summary(found),
         *_table(found),
@@ -60,6 +56,7 @@ def write(path: Path, found: Verdicts, unmade: list[tuple[str, str, str]], left:
 def _summary(found: Verdicts) -> Iterable[str]:
     counts = Counter(str(v["verdict"]) for v in found)
     names = ("right", "refused", "wrong", "traceback", "NaN", "undecided")
+    yield f"Written on {date.today()} ({platform.system()}, {platform.machine()})."
     yield f"{len(found)} files: " + ", ".join(f"**{counts[name]} {name}**" for name in names) + "."
     slow = [v for v in found if v.get("seconds", 0) > SECONDS]
     large = [v for v in found if _excess(v) > 0]
@@ -68,7 +65,7 @@ def _summary(found: Verdicts) -> Iterable[str]:
         longest = max(v["seconds"] for v in converted)
         most = max(_multiple(v) for v in converted)
         yield (
-            f"Conversions above {SECONDS:g} s of processor: {len(slow)} (the longest {longest:.1f} s); above "
+            f"Conversions above {SECONDS:g} s of processor: {len(slow)} (longest {longest:.1f} s); above "
             f"{TIMES:g} times the file and {MORE:g} MB: {len(large)} (the most: {most:.1f} times and {MORE:g} MB)."
         )
     plain = [v for v in found if v.get("module") and v["variant"] == "as is"]
@@ -176,6 +173,6 @@ def _sentences(found: Verdicts, key: str = "sentence") -> Iterable[str]:
 def _unmade(unmade: list[tuple[str, str, str]]) -> Iterable[str]:
     if unmade:
         yield "## Not made\n"
-        yield "The other tool fails on the file, before anything of ours is asked:\n"
+        yield "The other tool fails on the file:\n"
         for name, variant, words in unmade:
             yield f"- {name} ({variant}): {' '.join(words.split())[:160]}"
