@@ -17,16 +17,16 @@ SUFFIXES = (".onnx_adapter", ".safetensors")
 
 
 def save_adapter(values: Mapping[str, np.ndarray], path: str | Path) -> None:
-    """Write tensors by name: the name's end says whether for onnxruntime, .onnx_adapter, or as .safetensors.
+    """Write tensors by name, in the format of the suffix: .onnx_adapter for onnxruntime, or .safetensors.
 
         ob.save_adapter(trainer.parameters(), "task.onnx_adapter")
 
-    onnxruntime puts those of an .onnx_adapter in the place of inputs of their names, as those of `lora(…).model`, in
-    the runs that it is active in: `LoraAdapter().Load(path)`, `RunOptions().add_active_adapter(adapter)`. Several may
-    be loaded beside one session. The file appears complete or not at all.
+    In the runs that an .onnx_adapter is active in, onnxruntime uses its tensors for the inputs of the same names, such
+    as those of `lora(…).model`: `LoraAdapter().Load(path)`, `RunOptions().add_active_adapter(adapter)`. One session can
+    use several. The file appears complete or not at all.
 
-    Errors: InvalidArgumentError for another end of the name, no values, a number without axes in an .onnx_adapter, or
-    a file that cannot be written.
+    Errors: InvalidArgumentError for another suffix, no values, a number without axes in an .onnx_adapter, or a file
+    that cannot be written.
     """
     suffix = Path(named(path)).suffix
     if suffix not in SUFFIXES:

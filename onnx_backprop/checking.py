@@ -37,40 +37,40 @@ def check_gradients(
     float64: bool = False,
     progress: Callable[[Sequence[Any]], Iterable[Any]] | None = None,
 ) -> GradientReport:
-    """Whether `backward` gives the gradients of a model: <gradient, v> against differences along random directions v.
+    """Compare the gradients of `backward` with differences of the model along random directions.
 
         report = ob.check_gradients("model.onnx")
         assert report.ok, report
 
-    With L(x) = Σ_y <dy, y(x)> and random dy, the gradient g of L is right when (L(x + h·v) - L(x - h·v)) / 2h tends to
-    <g, v> as h shrinks. The differences are of the model's own forward: in float64 through onnx's reference evaluator
-    for a small model that it runs as onnxruntime does, else in onnxruntime in float32. When they contradict the
-    gradient, or do not settle, every node on the way is checked alone at the values that reach it.
+    With L(x) = Σ_y <dy, y(x)> and random dy, the gradient g of L is right if (L(x + h·v) - L(x - h·v)) / 2h tends to
+    <g, v> as h shrinks. The differences are of the model's own forward: in float64 by onnx's reference evaluator if the
+    model is small and runs there as in onnxruntime, else by onnxruntime in float32. If they contradict the gradient or
+    do not settle, every node on the way is checked alone at the values that reach it.
 
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file.
-        wrt: graph inputs and initializers. Default: every float one that a gradient reaches. Above twelve they are
+        wrt: graph inputs and initializers. Default: every float one that a gradient reaches. More than twelve are
             checked in twelve groups.
         of: graph outputs, or values inside the graph. Default: every float output that depends on `wrt`.
-        stop: values that no gradient passes, as `backward` takes them. The differences hold them, and those that the
-            file itself marks, at their values; in branches and loops that is not possible, and refused.
+        stop: values that no gradient passes, as `backward` takes them. The differences keep them, and those marked in
+            the file, at their values; in branches and loops that is not possible, and refused.
         feeds: values for inputs, and for initializers in `wrt`. Default: random floats; integers 0 or 1; a symbolic
-            axis is 2 long where it comes first and else as short as the model runs with.
+            axis has length 2 if it comes first, else the shortest length that the model runs with.
         seed: of the inputs, dy and directions.
         kernels: what the gradient runs on, see `use_kernels`. Default: what `backward` attaches.
         device, providers: what the model and its gradient run on in onnxruntime, as `session` takes them.
-        tolerance: of the error, relative to the size of the derivative along v. Default: 5e-4, or 1e-2 where only a
-            forward in float32 is to be had; 3e-2 in float16 and 1e-1 in bfloat16 models.
-        nodes: check every node even when the whole model is right.
-        float64: compute the gradients once more in float64, in onnxruntime where it has the kernels, else in onnx's
-            reference evaluator, which takes seconds for a small network and minutes for a large one. The report then
-            says how far rounding has taken each gradient.
-        progress: wraps the list of variables, and that of nodes, while they are checked. Default: a progress bar where
-            a person is watching, on a terminal or in a notebook; `iter` for none.
+        tolerance: of the error, relative to the size of the derivative along v. Default: 5e-4, or 1e-2 if there is only
+            a float32 forward; 3e-2 in float16 and 1e-1 in bfloat16 models.
+        nodes: check every node even if the whole model is right.
+        float64: also compute the gradients in float64, in onnxruntime if it has the kernels, else in onnx's reference
+            evaluator, which takes seconds for a small network and minutes for a large one. The report then has the
+            rounding error of each gradient.
+        progress: wraps the list of variables, and that of nodes, while they are checked. Default: a progress bar if a
+            person is watching, on a terminal or in a notebook; `iter` for none.
 
-    Returns: a report; `print` shows its tables, the worst node first. `ok` when right. `repro` is the smallest
-    sub-model whose gradient is wrong, with its inputs' values. Where the differences do not settle, as for a network
-    of kinks in float32, and not for every node either, the verdict is "undecided", which is not `ok`.
+    Returns: a report; `print` shows its tables, the worst node first. `ok`: the gradients are right. `repro` is the
+    smallest sub-model whose gradient is wrong, with its inputs' values. If the differences settle neither for the whole
+    model, as for a network of kinks in float32, nor for every node, the verdict is "undecided", and `ok` is False.
 
     Raises: InvalidArgumentError (unknown names, an input that needs a value in `feeds`), InvalidModelError (also for a
     model that draws random numbers), KernelError without onnxruntime, and what `backward` raises.

@@ -51,7 +51,7 @@ def value_and_grad(
     strict: bool = False,
     straight_through: bool = False,
 ) -> ValueAndGrad:
-    """A function x -> (y, ∂y/∂x) of one vector x, y being an output of one element, as `scipy.optimize.minimize` wants.
+    """A function x -> (y, ∂y/∂x) of one vector x, for an output y of one element, as `scipy.optimize.minimize` needs.
 
         from scipy.optimize import minimize
 
@@ -61,14 +61,14 @@ def value_and_grad(
     Args:
         model, wrt, strict, straight_through: as `backward` takes them.
         of: the output, or a value inside the graph, in a list of one. Default: the only float output.
-        feeds: values of the other inputs, and where an input of `wrt` has unknown lengths one of it, for its shape:
-            every length of that name is then this one, so that an output for each row is one number for one row.
-        reduction: "sum" or "mean" of all elements where y has several. None: it must have one.
+        feeds: values of the other inputs; also of an input of `wrt` with unknown lengths, for its shape. Every length
+            of that name is then fixed, so an output per row is one number for one row.
+        reduction: "sum" or "mean" of all elements if y has several. None: it must have one.
         hvp: the Hessian too, for `f.hvp`.
         kernels: see `use_kernels`.
         device, providers: what it runs on, as `session` takes them.
 
-    Raises: what `hvp` does, InvalidArgumentError where a shape or an input is missing, KernelError without onnxruntime.
+    Raises: what `hvp` does, InvalidArgumentError if a shape or an input is missing, KernelError without onnxruntime.
     """
     chosen(device, providers)  # before any long work
     return ValueAndGrad(
@@ -107,13 +107,13 @@ def joined(arrays: Iterable[np.ndarray]) -> np.ndarray:
 
 
 class ValueAndGrad:
-    """`f(x)` is (y, gradient), `f.hvp(x, p)` the Hessian's product with p; both may be called from several threads.
+    """`f(x)` is (y, gradient), `f.hvp(x, p)` the Hessian's product with p; several threads may call both.
 
-    x, p and the gradient are vectors of float64, the variables one after the other; where there is one variable, x may
-    have its shape instead, and so has the gradient then. The model computes in its own type. A further argument of a
-    call, {input: array}, takes the place of `feeds`.
+    x, p and the gradient are vectors of float64, the variables one after the other; with a single variable, x may have
+    its shape instead, and then the gradient has it too. The model computes in its own type. A second argument of a
+    call, {input: array}, replaces `feeds`.
 
-    start: the vector of the values that the variables have in the model; zeros for those that have none.
+    start: the vector of the variables' values in the model; zeros for those without.
     """
 
     def __init__(

@@ -32,20 +32,20 @@ def compile_plugin(
     lengths: Lengths | Sequence[Lengths] = (),
     target: str | Sequence[str] | None = None,
 ) -> list[Path]:
-    """Write a training that onnxruntime from 1.18 on runs at the speed of `Trainer`, in any language; its libraries.
+    """Write a training for any language, as fast as `Trainer` in onnxruntime from 1.18 on; returns its libraries.
 
-    Into the folder go TARGET/onnx_backprop.so (.dll, .dylib), a library of custom operators; training.onnx, whose nodes
-    it runs; standard.onnx, the same step in standard operators, for any lengths; initial.onnx, a graph without inputs
-    whose outputs are the state to start with, its weights being those in forward.onnx, the model in inference mode;
-    evaluation.onnx, loss and outputs for a state; and training.json, which describes them (docs/plugin.md).
+    The folder gets TARGET/onnx_backprop.so (.dll, .dylib), a library of custom operators; training.onnx, which needs
+    it; standard.onnx, the same step in standard operators, for any lengths; initial.onnx, a graph without inputs whose
+    outputs are the initial state, with weights from forward.onnx, the model in inference mode; evaluation.onnx, loss
+    and outputs for a state; and training.json, which describes them (docs/plugin.md).
 
-    graph: a training graph with an optimizer, or what `TrainingGraph.save` has written. lengths: of all symbols in the
-    shapes of its inputs, {"batch": 8}; several such for a library that serves each of them. A run on others fails with
-    a status that names these; what outputs, and targets with them, come to need not be named.
-    target: "linux-x86_64-v3" or another of `ort_ops.plugin.targets`, one or several; default: this one.
+    graph: a training graph with an optimizer, or a file written by `TrainingGraph.save`. lengths: of all symbols in the
+    shapes of its inputs, {"batch": 8}, or several such, each of which the library then serves. A run on others fails
+    with a status that names these. Lengths of outputs, and of targets like them, need not be named.
+    target: "linux-x86_64-v3" or another of `ort_ops.plugin.targets`, one or several; default: this machine's.
 
     Errors: InvalidArgumentError for a graph without an optimizer, lengths that are missing, or unknown names;
-    KernelError where the native kernels do not work here, or nothing links for a target.
+    KernelError if the native kernels do not work here, or nothing links for a target.
     """
     from onnx_backprop.ort_ops.plugin import targets  # llvmlite
     from onnx_backprop.ort_ops.plugin.requests import requests

@@ -25,24 +25,23 @@ def requantize(
     *,
     calibration: Iterable[Any] | None = None,
 ) -> ModelProto:
-    """The quantised model `original` with the weights of `trained`, each rounded to integers of the kind it has there.
+    """The quantised model `original` with the weights of `trained`, each rounded to the same kind of integers.
 
         trainer.export("trained.onnx")  # trained from ob.dequantize("model.int8.onnx")
         onnx.save(ob.requantize("trained.onnx", "model.int8.onnx", calibration=batches), "trained.int8.onnx")
 
     Args:
-        trained: the float model that `dequantize` has made of the original, with other weights.
-        original: the quantised model that came. Neither is changed.
-        calibration: batches of the model's inputs, as mappings by name or sequences in their order; what a batch has
-            beside them, as targets, is left aside. Scales and zero points of values that runs compute are taken anew,
-            from the least and the largest number that the trained float model has on them. Without it they stay, with
-            a warning that names some. Files whose runs compute these scales need none.
+        trained: the float model from `dequantize` of the original, with other weights.
+        original: the quantised model. Neither is changed.
+        calibration: batches of the model's inputs, as mappings by name or sequences in their order; further entries,
+            such as targets, are ignored. The scales and zero points of computed values are set anew, from the least and
+            the largest number in the trained float model. Without calibration they stay, with a warning that names
+            some. Files whose runs compute these scales need none.
 
-    Weights: s = max |w| / levels for each scale where zero is the middle of the range, the levels being those that the
-    original uses (127, or 64 where it has 7 bits), else s = (max - min) / levels, z rounded, with 0 in between. Tensors
-    that share a scale still do: it fits the largest. A bias of int32 gets the product of its input's and its weight's
-    scale; a weight's scale grows where the bias would not fit. Floats of the original, running statistics too, are
-    those of `trained`.
+    Weights: s = max |w| / levels for each scale if zero is the middle of the range, with the original's levels (127, or
+    64 if it has 7 bits), else s = (max - min) / levels, z rounded, with 0 in between. Tensors with a common scale keep
+    one: it fits the largest. A bias of int32 gets the product of its input's and its weight's scale; a weight's scale
+    grows if the bias would not fit. Floats of the original, including running statistics, come from `trained`.
 
     Errors: InvalidArgumentError for weights that are missing or of another shape, calibration without a batch or with
     other inputs, or a model that is not quantised.
@@ -57,7 +56,7 @@ def merge_adapter(
     floats: bool = False,
     calibration: Iterable[Any] | None = None,
 ) -> ModelProto:
-    """The base of `adapted` with W + (alpha / rank)·A·B in the place of each W, no node and no input more.
+    """The base of `adapted` with W + (alpha / rank)·A·B for each W, without extra nodes or inputs.
 
         adapted = ob.lora("model.int8.onnx", ["w_quantized"], rank=2)
         options = {"trainable": adapted.trainable, "optimizer": "adamw", "straight_through": True}
@@ -65,17 +64,17 @@ def merge_adapter(
         trainer.fit(batches, epochs=3)
         onnx.save(ob.merge_adapter(adapted, trainer.parameters(), calibration=batches), "tuned.int8.onnx")
 
-    A base that has integers gets integers again: the sum, which is computed in floats, is rounded to those of its kind
-    with scales that fit it, as `requantize` does. floats: the float model instead, which `dequantize` makes of it.
+    A base of integers gets integers again: the sum is computed in floats and rounded with scales that fit it, as by
+    `requantize`. With floats=True the result is the float model that `dequantize` makes of it.
 
     Args:
-        adapted: what `lora` has made. It is not changed.
+        adapted: a result of `lora`. It is not changed.
         values: of its adapters and other initializers, as `Trainer.parameters()` gives them.
         floats: whether a base of integers becomes one of floats.
         calibration: as `requantize` takes it.
 
     Errors: as `LoraModel.merge`, `dequantize` and `requantize`; InvalidArgumentError for integers that nodes read in
-    several ways of which an adapter changes one, as an embedding that is the head too.
+    several ways of which an adapter changes one, such as an embedding that is also the head.
     """
     return whole_if_possible(merged_by_reference(adapted, values, floats=floats, calibration=calibration))
 

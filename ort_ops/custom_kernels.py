@@ -13,7 +13,7 @@ _DOMAIN = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 
 
 def register_kernel(operator: Op, plan: Callable[[Any], Any] | None = None) -> None:
-    """Let sessions and trainers run an operator of a domain of one's own, as it is declared.
+    """Let sessions and trainers run an operator of your own domain from its declaration.
 
         from onnx_backprop.opset.core.op import Input, Op, Output
 
@@ -26,19 +26,18 @@ def register_kernel(operator: Op, plan: Callable[[Any], Any] | None = None) -> N
         ob.register_kernel(SQUARE)
 
     Args:
-        operator: its domain, name and version, attributes, inputs and outputs; `shape`, which checks a call and says
-            what comes out, for model checkers and for runs; `reference`, NumPy on float64 arrays, which is the Python
-            kernel; `body`, if there is one, the same in standard operators.
+        operator: its domain, name and version, attributes, inputs and outputs; `shape`, which checks a call and returns
+            the output's shape, for model checkers and for runs; `reference`, the Python kernel, NumPy on float64
+            arrays; optionally `body`, the same in standard operators.
         plan: the native kernel: a function from a `runtime.bridge.Request` (attributes, lengths) to a
-            `runtime.stages.Plan`, the stages of compiled code. Without one
-            the reference runs on the route "native" too.
+            `runtime.stages.Plan`, the stages of compiled code. Without it the reference runs on the route "native" too.
 
-    The schema is registered with onnx. float32, float16 and bfloat16 work alike, results are rounded once, and what
-    `shape` raises fails the run with its sentence. Route "onnx", devices and files for others need a body: without one
-    a node stays as it is there. The gradient is a matter of `register_gradient`.
+    The schema is registered with onnx. float32, float16 and bfloat16 work alike, results are rounded once, and an error
+    of `shape` fails the run with its message. Route "onnx", devices and files for others need a body: without it the
+    node stays as it is there. `register_gradient` adds the gradient.
 
-    Call it before sessions are made with the options that they share: options of your own that `register_ops` has seen
-    before lack the operator.
+    Call it before you create sessions with shared options: options that `register_ops` has seen before lack the
+    operator.
 
     Errors: InvalidArgumentError for a domain that is not yours, or none; RegistrationError for an operator that has a
     schema or a kernel already.

@@ -67,15 +67,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def register_ops(session_options: SessionOptions) -> SessionOptions:
-    """Register the kernels with session options of your own; returns the same options.
+    """Register the kernels with your session options; returns the same options.
 
-    Calling it again with the same options does nothing: onnxruntime takes a library once. Needed for every session on
-    a model with kernels="native", "numpy" or "numba". Those of "numpy" and "numba" run in the Python process that calls
-    this, under its interpreter lock, which the loops themselves give back. Where the native kernels cannot
-    work, a warning says why, and models that need them do not load.
-    Options that onnxruntime-extensions' library was registered with by `register_custom_ops_library` are taken as they
-    are: they have the kernels where these had been registered in the process by then. KernelError where they have not:
-    the library cannot be registered with them again.
+    Every session on a model with kernels="native", "numpy" or "numba" needs this. Calling it again with the same
+    options does nothing: onnxruntime takes a library once. "numpy" and "numba" run in the Python process that calls
+    this, under its interpreter lock, which the loops themselves release. If the native kernels cannot work, a warning
+    says why, and models that need them do not load.
+
+    Options with which `register_custom_ops_library` has registered onnxruntime-extensions are used as they are, since
+    that library cannot be registered twice. They have the kernels if these had been registered in the process before;
+    otherwise this is a KernelError.
     """
     if not isinstance(session_options, onnxruntime.SessionOptions):
         raise InvalidArgumentError(

@@ -74,10 +74,10 @@ class VariableExplanation:
 class GradientExplanation:
     """What `backward` would do; `print` shows it as tables.
 
-    variables: those of `wrt`. nodes: those that depend on the variables, in the order of the graph. ok: `backward` does
-    it: every node on its way is served, no variable is refused, and by default one at least is reached. refusal: why it
-    does not do it all the same. tensors: by default, what is trained of the file and what is not. remarks: what of that
-    choice is a guess.
+    variables: those of `wrt`. nodes: those that depend on the variables, in the order of the graph. ok: `backward`
+    works: every node on its way has a rule, no variable is refused, and by default at least one is reached. refusal:
+    another reason why it does not work. tensors: by default, which tensors of the file are trained. remarks: which of
+    these are guesses.
     """
 
     variables: tuple[VariableExplanation, ...]
@@ -157,7 +157,7 @@ def explain_gradients(
     stop: Patterns | None = None,
     free: Free | None = None,
 ) -> GradientExplanation:
-    """Which rule would serve each node between `wrt` and `of`, and where and why a path stops. Nothing is kept.
+    """Which rule serves each node between `wrt` and `of`, and where and why a path stops. Writes nothing.
 
         explanation = ob.explain_gradients("model.onnx", wrt=["x"])
         print(explanation)  # in a notebook: a table; explanation.ok: whether the model converts
@@ -165,12 +165,12 @@ def explain_gradients(
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file.
         wrt: graph inputs and initializers, of any type, or values inside the graph. Default: every float input and
-            initializer; those that are no parameters are told with what they are instead, as `exponent of Pow`.
+            initializer; one that is no parameter is shown with what it is, as `exponent of Pow`.
         of: graph outputs, or values inside the graph. Default: every float output.
         stop, free: values that no gradient passes, and lengths that become symbols, as `backward` takes them.
 
-    The nodes are those of the model as it is differentiated: functions inlined, opset 18 or later. A rule is tried on
-    its node with what is known of the types and shapes, so that attributes it refuses show here.
+    The nodes are those of the model as it is differentiated: functions inlined, opset 18 or later. Each rule is tried
+    on its node with the known types and shapes, so attributes that it refuses show here.
 
     Raises: InvalidArgumentError for unknown names and integer outputs, InvalidModelError.
     """

@@ -81,12 +81,12 @@ class Rounding:
 
 @dataclass(frozen=True, repr=False)
 class GradientReport:
-    """What `check_gradients` found; `print` shows it as tables.
+    """The result of `check_gradients`; `print` shows it as tables.
 
-    results: a verdict for each variable, or group of variables. forward: what the gradients were compared with.
-    seed: that reproduces the check. nodes: a verdict for each node on the way, the worst first, where they were
-    checked. repro: the smallest sub-model whose gradients are wrong, with its inputs' values as defaults; None when
-    nothing is wrong. rounding: of each variable, the largest error first, where it was asked for.
+    results: a verdict for each variable, or group of variables. forward: what the gradients were compared with. seed:
+    repeats the check. nodes: a verdict for each checked node, the worst first. repro: the smallest sub-model whose
+    gradients are wrong, with its inputs' values as defaults, or None. rounding: of each variable, the largest error
+    first, if requested.
     """
 
     results: tuple[Result, ...]

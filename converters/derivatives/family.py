@@ -38,21 +38,21 @@ def family(
     wrt: Names = None,
     **options: Unpack[Options],
 ) -> list[Path]:
-    """Write f, fwd_f: ∂f · ẋ, adj_f: ∂fᵀ · ȳ and fwd_adj_f: the tangent of ∂fᵀ · ȳ along ẋ and that of ȳ; the paths.
+    """Write f, fwd_f: ∂f · ẋ, adj_f: ∂fᵀ · ȳ, and fwd_adj_f: the tangent of ∂fᵀ · ȳ along ẋ and of ȳ; the paths.
 
         ob.family("model.onnx")  # fwd_model.onnx, adj_model.onnx and fwd_adj_model.onnx beside it
 
-    `casadi.GraphBuilder("model.onnx").create("f")` has Jacobians and exact Hessians then.
+    `casadi.GraphBuilder("model.onnx").create("f")` then has Jacobians and exact Hessians.
 
     Args:
         model, options: see `backward`; `inline` is True.
-        path: of f, which is written then, with its weights, and the others beside it. Default: the model's own file.
+        path: of f, which is then written with its weights, and the others beside it. Default: the model's own file.
             Conv, GRU, LSTM and RNN of float64 become other operators in it, since onnxruntime has no kernels for them.
         layout: "casadi". Seeds and results of an r × c matrix are r × (n c), n matrices side by side, for any n; a
-            vector is a column, and what has more than two axes the vector of its elements in ONNX's order.
-        wrt: inputs with a derivative. Default: all of a float type. CasADi takes the others for constants.
+            vector is a column, and a tensor with more axes the vector of its elements in ONNX's order.
+        wrt: inputs with a derivative. Default: all of a float type. CasADi takes the others as constants.
 
-    Every output has a seed, one of integers too: its derivative is 0.
+    Every output has a seed, also an integer one, whose derivative is 0.
 
     Errors: InvalidArgumentError for a model without a path, one whose weights lie in other files if f is not written,
     names that CasADi misreads; UnsupportedError above 2 GB; what `backward` raises.

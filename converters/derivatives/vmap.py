@@ -34,23 +34,23 @@ def vmap(
 
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed. It may be a result of this
-            function, or have derivatives: `vmap`, `vjp`, `jvp`, `hvp` and `jacobian` go together in any order.
-        axes: {input: where its new axis stands}, negative ones counting from the end of the shape with that axis. An
-            input that is not named, or is named with None, is shared by all rows. An initializer that is named becomes
-            an input without a default, as for an ensemble. A seed of a derivative gets the axis where what it belongs
-            to has it, unless it is named: `<y>_grad` with y, `<x>_tangent` with x.
-        out_axes: where the axis stands in the outputs, for all or {output: axis}; 0 for those that are not named. An
+            function, or have derivatives: `vmap`, `vjp`, `jvp`, `hvp` and `jacobian` combine in any order.
+        axes: {input: the place of its new axis}; negative ones count from the end of the shape with that axis. An input
+            that is not named, or is named with None, is shared by all rows. A named initializer becomes an input
+            without a default, for example for an ensemble. A seed of a derivative gets the axis if its value has it,
+            unless it
+            is named: `<y>_grad` with y, `<x>_tangent` with x.
+        out_axes: the place of the axis in the outputs, for all or {output: axis}; 0 for those that are not named. An
             output that depends on none of the inputs is repeated.
         kernels, inline: see `backward`.
 
-    Every operator is served: one that has a batching rule by an operator for all rows, a branch or a loop of one course
-    for all rows by its bodies, others by a Scan over them.
-    A random operator that reads what differs between rows draws numbers for each row, any other once for all of them.
-    Lengths that depend on numbers, as of NonZero, must be the same for all rows where they reach an output; otherwise
-    the run fails. Where there is a Scan, onnxruntime takes 1 row at least. An output that is an input too becomes
-    `<x>_rows`.
+    Every operator works: with a batching rule, by an operator for all rows; branches and loops that run alike for all
+    rows, by their bodies; others by a Scan over the rows, for which onnxruntime needs at least 1 row. A random operator
+    draws for each row if it reads something that differs between rows, else once for all. Lengths that depend on
+    values, as of NonZero, must be equal for all rows if they reach an output; otherwise the run fails. An output that
+    is an input too becomes `<x>_rows`.
 
-    Raises: InvalidArgumentError (names that the model does not have, axes beyond its shapes), UnsupportedError where an
+    Raises: InvalidArgumentError (names that the model does not have, axes beyond its shapes), UnsupportedError if an
     output is no tensor.
     """
     work = Work(model, None, None, kernels=kernels, inline=inline)

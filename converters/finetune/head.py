@@ -24,31 +24,31 @@ _LENGTHS = {"Reshape": 1, "Resize": 3}  # the input that may hold the number of 
 
 
 class NewHead(NamedTuple):
-    """model: with another head. trainable: its tensors, for `training_graph(…, trainable=…)` or `lora(…, also=…)`."""
+    """model: with a new head. trainable: its tensors, for `training_graph(…, trainable=…)` or `lora(…, also=…)`."""
 
     model: ModelProto
     trainable: tuple[str, ...]
 
 
 def replace_head(model: ModelProto | ir.Model | str | Path, output: str, classes: int, *, seed: int = 0) -> NewHead:
-    """The model with a new last layer before `output`: the Gemm, MatMul, MatMulNBits or Conv, for `classes` outputs.
+    """The model with a new last layer before `output`, for `classes` outputs.
 
         head = ob.replace_head("imagenet.onnx", "logits", 5)
         graph = ob.training_graph(head.model, loss="softmax_cross_entropy", trainable=head.trainable, optimizer="adamw")
 
-    The layer is the last one on the way to the output; a bias, activations, poolings and changes of shape may follow
-    it. Its weight is uniform in ±1/√K, K being the numbers that each output is a sum over, its bias zero; what was
-    quantized is in floats afterwards. The tensors keep their names where nobody else reads them. What is declared of
-    the outputs behind it is inferred anew.
+    The layer is the last Gemm, MatMul, MatMulNBits, MatMulBnb4 or Conv on the way to the output; a bias, activations,
+    poolings and changes of shape may follow it. Its weight is uniform in ±1/√K, where each output is a sum over K
+    numbers, and its bias zero; both are in floats even if they were quantized. The tensors keep their names if nobody
+    else reads them. Shapes behind the layer are inferred anew.
 
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed.
-        output: the graph output whose last layer it is.
-        classes: how many outputs the layer is to have.
+        output: the graph output whose last layer is replaced.
+        classes: the number of outputs of the new layer.
         seed: of the weight.
 
-    Errors: InvalidArgumentError for an unknown output or less than one class; UnsupportedError for anything else on the
-    way, or a layer whose weight is computed; InvalidModelError where another reader of the layer needs the old number.
+    Errors: InvalidArgumentError for an unknown output or less than one class; UnsupportedError for another operator on
+    the way, or a layer whose weight is computed; InvalidModelError if another reader of the layer needs the old number.
     """
     if not isinstance(classes, int) or isinstance(classes, bool) or classes < 1:
         raise InvalidArgumentError(f"classes: expected a whole number of 1 or more, got {classes!r}")

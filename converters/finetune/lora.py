@@ -37,11 +37,11 @@ class _Adapter:
 
 @dataclass(frozen=True, repr=False)
 class LoraModel:
-    """A model with low-rank adapters, as `lora` makes it.
+    """A model with low-rank adapters, the result of `lora`.
 
-    model: the base with its adapters; these, and what `also` has chosen, are graph inputs with defaults.
+    model: the base with its adapters; these, and the tensors of `also`, are graph inputs with defaults.
     trainable: the names of these inputs, for `training_graph(…, trainable=…)`.
-    base: the model that came.
+    base: the original model.
     scale: alpha / rank.
     """
 
@@ -62,11 +62,11 @@ class LoraModel:
         )
 
     def merge(self, values: Values) -> ModelProto:
-        """The base with the weights W + ΔW and no node or input more.
+        """The base with the weights W + ΔW, without extra nodes or inputs.
 
         values: of `trainable` and any other initializers, as `Trainer.parameters()` gives them; those left out are as
-        in `model`. A quantized weight would have to be rounded anew to take up ΔW, and one that is stored in another
-        type than it is used in: beside such the adapter stays, as constants; `merge_adapter` rounds anew. Of a base
+        in `model`. A quantized weight would have to be rounded again to take up ΔW, as would one that is stored in
+        another type than it is used in: there the adapter stays, as constants, and `merge_adapter` rounds. For a base
         with more than 2 GB in files the result refers to these; `save_model` writes it.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """
@@ -141,7 +141,7 @@ def lora(
     also: Patterns = (),
     seed: int = 0,
 ) -> LoraModel:
-    """y = x·W + (alpha / rank)·(x·A)·B in the place of y = x·W, W being frozen: W + ΔW, ΔW of a low rank.
+    """y = x·W + (alpha / rank)·(x·A)·B instead of y = x·W, with W frozen: W + ΔW with a ΔW of low rank.
 
         adapted = ob.lora("model.onnx", ["*attn*"], rank=8)
         graph = ob.training_graph(adapted.model, loss="mse", trainable=adapted.trainable, optimizer="adamw")
@@ -152,35 +152,36 @@ def lora(
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed.
         targets: the weights of Gemm, MatMul, Conv, ConvTranspose, GRU, LSTM, RNN, com.microsoft's Attention,
-            MatMulNBits and MatMulBnb4, and tables of Gather and its GatherBlockQuantized, quantized ones behind
-            DequantizeLinear included: names, globs or regular expressions of tensors, nodes, or modules of PyTorch,
-            where its exporter has written these into the file. ["*"]: all.
+            MatMulNBits and MatMulBnb4, and tables of Gather and its GatherBlockQuantized, also quantized ones behind
+            DequantizeLinear: names, globs or regular expressions of tensors, nodes, or PyTorch modules, if the exporter
+                has written these
+            into the file. ["*"]: all.
         rank: of ΔW, at most.
         alpha: ΔW's scale times its rank. Default: the rank.
-        also: initializers that are trained whole and travel with the adapters, as a new head's.
+        also: initializers that are trained whole and saved with the adapters, such as a new head's.
         seed: of A, and of B of tables.
 
     Shapes, both of the type that W is multiplied in:
 
-    - MatMul and Gemm, W (K, N): A (K, rank), B (rank, N), whether or not the file has W transposed. Where W (M, K) is
-      the left operand, A (rank, K), B (M, rank).
+    - MatMul and Gemm, W (K, N): A (K, rank), B (rank, N), whether or not the file has W transposed. If W (M, K) is the
+      left operand, A (rank, K), B (M, rank).
     - Conv with g groups, W (O, I/g, k…): A (g·rank, I/g, k…), a Conv like W, B (O, rank, 1…), a Conv of g groups.
     - ConvTranspose, W (I, O/g, k…): A (I, rank, k…), a ConvTranspose like W, B (O, rank, 1…), a Conv of g groups.
     - Gather along axis 0, W (V, D): A (V, rank), B (rank, D).
-    - GRU, LSTM and RNN, W and R (directions, N, K), each by itself: A (directions, rank, K), B (directions, N, rank).
+    - GRU, LSTM and RNN, W and R (directions, N, K), each separately: A (directions, rank, K), B (directions, N, rank).
       MatMul with W (…, K, N) of more than two axes, and Attention, W (K, N): A (…, K, rank), B (…, rank, N). These
       nodes read the sum W + (alpha / rank)·ΔW, which each run computes.
 
-    A is uniform in ±1/√K, K being the numbers that each output is a sum over, B zero; of tables A is zero, B standard
-    normal, as in PEFT: the model computes what it did. They are called `<W>.lora_A` and `<W>.lora_B`. Nodes that
-    read one weight in one way share them; an embedding and a head that are tied have adapters of their own, and are two
-    tensors when they are merged. A weight that is read elsewhere too is changed beside the chosen nodes alone.
+    A is uniform in ±1/√K, where each output is a sum over K numbers, and B is zero; for tables A is zero and B standard
+    normal, as in PEFT. So the model first computes what it did before. They are called `<W>.lora_A` and `<W>.lora_B`.
+    Nodes that read one weight in the same way share them. A tied embedding and head have their own adapters, and are
+    two tensors when merged. Other readers of a weight keep it unchanged.
 
-    Warns: OnnxBackpropWarning for matrices and kernels that a target names and no adapter goes beside, as of Einsum,
-    of a branch's MatMul or of a weight that is computed; they stay frozen, unless `also` has them.
+    Warns: OnnxBackpropWarning for matrices and kernels that a target names and that get no adapter: of Einsum, of a
+    branch's MatMul, or computed ones. They stay frozen, unless `also` has them.
 
-    Errors: InvalidArgumentError for a pattern that matches no weight of these, a rank below 1, an alpha that is no
-    number above 0; what `training_graph` raises for a file.
+    Errors: InvalidArgumentError for a pattern that matches no such weight, a rank below 1, an alpha that is no number
+    above 0; what `training_graph` raises for a file.
     """
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise InvalidArgumentError(f"rank: expected a whole number of 1 or more, got {rank!r}")

@@ -23,7 +23,7 @@ _HANDLERS |= dynamic.HANDLERS
 
 
 def dequantize(model: ModelProto | ir.Model | str | Path) -> ModelProto:
-    """The float model that a quantised one stands for: x in the place of (q - z) · s wherever it has integers.
+    """The float model that a quantised one stands for, with x instead of (q - z) · s wherever it has integers.
 
         floats = ob.dequantize("model.int8.onnx")
         graph = ob.training_graph(floats, loss="mse", optimizer="adamw")
@@ -36,20 +36,20 @@ def dequantize(model: ModelProto | ir.Model | str | Path) -> ModelProto:
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed.
 
-    Weights become float tensors, those of their type that the scales have, under the names of the integers without
-    what quantisers add, as `_quantized`; biases of int32 too. The forms: QuantizeLinear and DequantizeLinear, scales
-    per tensor, along an axis or in blocks; operators on integers (QLinearConv, QLinearMatMul, QGemm, QLinearAdd and
-    others of com.microsoft); DynamicQuantizeLinear with MatMulInteger and ConvInteger; DynamicQuantizeMatMul,
-    MatMulIntegerToFloat, DynamicQuantizeLSTM, QAttention, QEmbedLayerNormalization; MatMulNBits and
-    GatherBlockQuantized; weights of integers that Cast and Mul make floats of.
+    Weights become float tensors of the type of their scales, under the names of the integers without the additions of
+    quantisers, such as `_quantized`; so do biases of int32. These forms are handled: QuantizeLinear and
+    DequantizeLinear, with scales per tensor, along an axis or in blocks; operators on integers (QLinearConv,
+    QLinearMatMul, QGemm, QLinearAdd and others of com.microsoft); DynamicQuantizeLinear with MatMulInteger and
+    ConvInteger; DynamicQuantizeMatMul, MatMulIntegerToFloat, DynamicQuantizeLSTM, QAttention, QEmbedLayerNormalization;
+    MatMulNBits and GatherBlockQuantized; integer weights that Cast and Mul turn into floats.
 
-    Where a range of integers ends at 0 the file has no Relu, since rounding cuts what lies below; the float model gets
-    one back, and a Clip where the range is that of 0 to 6, 0 to 1 or -1 to 1. Other ends of ranges cut nothing here.
-    An output of integers becomes one of floats; an input of integers stays. Of floats of more than 2 GB, where the
-    integers lie in a file, the result refers to these, for this process; `save_model` writes it.
+    If a range of integers ends at 0 the file has no Relu, since rounding clips the values below. The float model gets
+    the Relu back, and a Clip if the range is 0 to 6, 0 to 1 or -1 to 1; other ends of ranges clip nothing here. An
+    output of integers becomes one of floats; an input of integers stays. For floats of more than 2 GB, if the integers
+    lie in a file, the result refers to it, for this process; `save_model` writes it.
 
-    Errors: InvalidArgumentError for a model that has nothing quantised; UnsupportedError, with the operator and the
-    node, for what has no float form here; what `training_graph` raises for a file.
+    Errors: InvalidArgumentError for a model without anything quantised; UnsupportedError, with operator and node, for
+    what has no float form here; what `training_graph` raises for a file.
     """
     return whole_if_possible(walked(model).floats)
 

@@ -25,13 +25,13 @@ __all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Group", "Lion", "Optimizer", "RMS
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Parameters that are treated in a way of their own; the first group that matches a parameter takes it.
+    """Parameters with their own treatment; a parameter belongs to the first group that matches it.
 
     Args:
         parameters: names, globs or regular expressions, as in `trainable`.
         rate: factor of the learning rate.
-        weight_decay: in place of the optimizer's; None for the optimizer's.
-        frozen: leave them as they are, as if they were listed in `frozen`.
+        weight_decay: instead of the optimizer's; None for the optimizer's.
+        frozen: do not train them, as if they were listed in `frozen`.
     """
 
     parameters: Patterns
@@ -271,7 +271,7 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=type[Optimizer])
 
 
 def register_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
-    """A decorator: `optimizer="name"` and `--optimizer name` are this subclass of `Optimizer`, its name in lower case.
+    """A decorator: `optimizer="name"` and `--optimizer name` mean this subclass of `Optimizer`, its name in lower case.
 
         from dataclasses import dataclass
 
@@ -283,7 +283,7 @@ def register_optimizer(optimizer: AnyOptimizer) -> AnyOptimizer:
             def update(self, u, x, g):  # x ← x - η·sign(g)
                 return (u.Sub(u.shrunk(x), u.Mul(u.rate, u.Sign(g))),)
 
-    Errors: InvalidArgumentError for what is no such class, and for the name of an optimizer of this package.
+    Errors: InvalidArgumentError for anything that is no such class, and for the name of an optimizer of this package.
     """
     if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer) and hasattr(optimizer, "name")):
         raise InvalidArgumentError(f"optimizer: expected a subclass of Optimizer with a name, got {optimizer!r}")

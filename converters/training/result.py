@@ -36,27 +36,27 @@ _ELSEWHERE = "trainer"  # where the values of a graph without them lie
 class TrainingGraph:
     """A training graph and what a training loop needs to know about it.
 
-    model: of a file with 64 MiB and more of weights beside it, it refers to these, see `save_model`. Without an
-        optimizer, its outputs are the loss, the model's own outputs, then the gradients in the order of
-        `input_gradients` and `parameters`; its inputs the data, the target, then the parameters, whose defaults are
-        the model's own values. With one, the place of the parameters' gradients is taken by the new value of everything
-        in `updates`, and the inputs go on with the learning rate and the state.
+    model: if the file has 64 MiB or more of weights beside it, this refers to them, see `save_model`. Without an
+    optimizer,
+        its outputs are the loss, the model's own outputs, then the gradients in the order of `input_gradients` and
+        `parameters`; its inputs are the data, the target, then the parameters, with the model's values as defaults.
+        With an optimizer, the new values of everything in `updates` replace the parameters' gradients, and the learning
+        rate and the state are further inputs.
     loss: the name of the loss output, a one-element tensor.
     inputs: what every step must feed: the data inputs, then the targets.
     target: the name of the first input of the loss, None for a model that computes its own loss.
-    parameters: each trainable initializer and the name of its gradient; an output where there is no optimizer.
+    parameters: each trainable initializer and the name of its gradient; an output if there is no optimizer.
     outputs: the outputs of the forward model, in its order.
     learning_rate: the name of the 0-D input, None without an optimizer.
-    state: a record of each input that a step renews: the parameters, the state of the optimizer, running statistics of
+    state: a record of each input that a step updates: the parameters, the state of the optimizer, running statistics of
         BatchNormalization, and the state of Dropout's random numbers.
-    updates: each of these inputs and the output that holds its new value.
-    gradient_norms: the name of the output with ‖gradient‖₂ of every parameter; None where it was not asked for.
-    input_gradients: each input of `wrt_inputs` and the output that is the gradient of the loss by it.
+    updates: each of these inputs and the output with its new value.
+    gradient_norms: the name of the output with ‖gradient‖₂ of every parameter; None if it was not requested.
+    input_gradients: each input of `wrt_inputs` and the output with its gradient of the loss.
     frozen: the float initializers that could be trained and are not.
-    optional: inputs that a step may be fed, of which the graph computes what a batch leaves out: masks, positions and
-        lengths of a decoder.
-    left_out: the float initializers that are no parameters, and what each is, as `exponent of Pow`.
-    settings: what was asked for, as plain values.
+    optional: inputs that a step may be fed and that the graph computes otherwise: masks, positions and lengths of a
+    decoder. left_out: the float initializers that are no parameters, and what each is, as `exponent of Pow`.
+    settings: the requested options, as plain values.
     """
 
     model: ModelProto
@@ -268,8 +268,8 @@ class TrainingGraph:
         return describe(self.options.memory)
 
     def memory_told(self) -> str:
-        """The former name of `memory_summary`, for one more release."""
-        warn("memory_told is called memory_summary, and the next release will not know this name")
+        """The former name of `memory_summary`, which 1.2 no longer knows."""
+        warn("memory_told is called memory_summary, and 1.2 no longer knows this name. Write memory_summary")
         return self.memory_summary()
 
     def __str__(self) -> str:

@@ -2,9 +2,9 @@
 
 from onnx_backprop import artifacts
 from onnx_backprop.artifacts import CheckpointState, LinearLRScheduler, Module, Optimizer
-
-May import `training`, `converters`, `ort_ops` and opset.
 """
+
+# May import `training`, `converters`, `ort_ops` and opset.
 
 from onnx_backprop.artifacts.generate import LossType, OptimType, generate_artifacts
 from onnx_backprop.artifacts.module import LinearLRScheduler, Module, Optimizer

@@ -22,23 +22,22 @@ _PROGRAM = "stack_trace"  # in keys of metadata that hold lines of the program t
 
 
 def anonymize(model: ModelProto | ir.Model | str | Path, *, hide_names: bool = False, seed: int = 0) -> ModelProto:
-    """The model with random weights: its nodes, attributes, types and shapes are those that came.
+    """The model with random weights and the same nodes, attributes, types and shapes.
 
         ob.save_model(ob.anonymize("secret.onnx", hide_names=True), "shown.onnx")
 
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed.
-        hide_names: values, nodes, symbolic dimensions, functions and graphs get numbers for names, and no metadata is
-            left. What is trained by default may then differ, since names tell parameters from buffers.
+        hide_names: values, nodes, symbolic dimensions, functions and graphs get numbers as names, and all metadata is
+            removed. Other tensors may then be trained by default, since names tell parameters from buffers.
         seed: of the random numbers.
 
-    Floats x become numbers drawn from N(mean x, std x), cut at the least and the largest x: scales, variances and
-    probabilities stay what they are. Zeros, NaN and infinity stay where they are, and so do tensors of one number and
-    of two different ones, as masks are, and what Resize and Upsample scale by. Integers of 8 bits and less change
-    places within their tensor; rows of wider ones do, so that indices stay within their tables, but 16 and fewer stay,
-    since they may be a shape, axes or pads. Texts get numbers. Tensors that are equal stay equal, also one and the
-    transpose of another. Lists of floats in attributes are treated alike. Documentation, and metadata that hold lines
-    of a program, are left out.
+    Floats x are replaced by draws from N(mean x, std x), clipped to the least and the largest x: scales, variances and
+    probabilities remain such. Unchanged are zeros, NaN and infinity, tensors of one number or of two different ones,
+    such as masks, and the scales of Resize and Upsample. Integers of at most 8 bits are shuffled within their tensor;
+    rows of wider ones are, so that indices stay within their tables, but 16 or fewer stay, since they may be a shape,
+    axes or pads. Texts become numbers. Equal tensors stay equal, also one and the transpose of another. Lists of floats
+    in attributes are treated alike. Documentation and metadata with lines of a program are removed.
 
     Errors: InvalidArgumentError for a seed that is no number of 0 or more.
     """

@@ -27,7 +27,7 @@ def reduce(
     *,
     progress: Callable[[int], None] = lambda _: None,
 ) -> ModelProto:
-    """The model without what its failure does not need: taking away any single node more, or an output, it would pass.
+    """The smallest part of the model that still fails: without any further node or output, it would pass.
 
         def fails(model):
             try:
@@ -40,15 +40,15 @@ def reduce(
 
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed.
-        fails: whether a model shows the failure. Let it look for the words of one error, else another one that a part
-            of the model shows takes its place. What it raises ends the search.
-        progress: called after each step with the number of nodes that are left.
+        fails: whether a model shows the failure. It should test for the words of one error, since a part of the model
+            may fail with another. An exception from it ends the search.
+        progress: called after each step with the number of remaining nodes.
 
-    Nodes of the main graph go, first many at once, then fewer. What the others read of them becomes an input, of the
-    type that shape inference gives it; what nothing reads any more becomes an output. Functions are inlined, if the
-    model still fails without them. Branches and bodies stay whole.
+    Nodes of the main graph are removed, first many at once, then fewer. What the others read of them becomes an input
+    with the inferred type; what nothing reads any more becomes an output. Functions are inlined, if the model still
+    fails without them. Branches and bodies stay whole.
 
-    Errors: InvalidArgumentError where the whole model does not fail.
+    Errors: InvalidArgumentError if the whole model does not fail.
     """
     whole = load(model)
     if not fails(copied(whole)):

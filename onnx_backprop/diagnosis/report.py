@@ -24,13 +24,13 @@ _PACKAGES = ("onnx-backprop", "onnxruntime", "onnxruntime-extensions", "onnx", "
 
 
 def report(model: ModelProto | ir.Model | str | Path | None = None) -> str:
-    """Versions, the processor, devices; of a model how it is built, and what `explain_gradients` says of it. Text.
+    """Versions, processor and devices; for a model also its structure and the result of `explain_gradients`. Text.
 
         print(ob.report("model.onnx"))
 
-    Names of values and nodes stand in it, numbers of tensors do not; `anonymize` hides names too.
+    It contains names of values and nodes, but no numbers of tensors; `anonymize` hides names too.
 
-    Errors: InvalidArgumentError or InvalidModelError for a file that is none.
+    Errors: InvalidArgumentError or InvalidModelError for a file that is no model.
     """
     sections = [("Versions", _versions()), ("Machine", _machine())]
     if model is not None:

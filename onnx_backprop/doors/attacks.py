@@ -33,19 +33,19 @@ def attack(
     seed: int = 0,
     **arguments: Unpack[Arguments],
 ) -> Array:
-    """x + δ with |δ| <= epsilon for each row, whose cross entropy with the classes y is larger than that of x.
+    """x + δ with |δ| <= epsilon for each row and a larger cross entropy with the classes y than x.
 
         adversarial = ob.attack("imagenet.onnx", x, labels, epsilon=8 / 255, of=["logits"])
 
-    "fgsm" goes once by epsilon · sign(g), g the gradient of the loss; "pgd" `steps` times by step_size · sign(g), and
-    each time back into the ball and the bounds. norm=2: g / |g| in the place of sign(g).
+    With the gradient g of the loss, "fgsm" takes one step of epsilon · sign(g). "pgd" takes `steps` steps of
+    step_size · sign(g) and projects each back into the ball and the bounds. norm=2: g / |g| instead of sign(g).
 
     Args:
         model, x, arguments: as of `ob.attribute`; the output is (rows, classes), of logits.
-        bounds: what all numbers of x + δ lie between; None for none.
-        targeted: make y more likely, classes that the rows are not of, in the place of less.
-        step_size: Default: 2.5 · epsilon / steps.
-        random_start: begin at a random place of the ball, seeded by `seed`. Default: with pgd.
+        bounds: the range of the numbers of x + δ; None for none.
+        targeted: y are other classes, to be made more likely.
+        step_size: default: 2.5 · epsilon / steps.
+        random_start: start at a random point of the ball, seeded by `seed`. Default: for pgd.
 
     Raises: InvalidArgumentError for other methods, norms and shapes; what `ob.function` does.
     """
@@ -82,15 +82,15 @@ def counterexample(
 ) -> Array | None:
     """An input x for which a VNN-LIB property's assertions hold, searched by PGD from random points, or None.
 
-    The property lists what must not be, as in the competition: a result refutes it, None proves nothing. Assertions
-    are bounds of X and linear inequalities of X and Y, joined by `and` and `or`. With `pip install vnnlib` it may be
-    in VNN-LIB 2 too.
+    The property describes what must not happen, as in the competition: a result refutes it, None proves nothing.
+    Assertions are bounds of X and linear inequalities of X and Y, joined by `and` and `or`. VNN-LIB 2 needs `pip
+    install vnnlib`.
 
     Args:
         model, arguments: as of `ob.attribute`; one input and one output, whose unknown lengths are 1.
-        prop: the file. restarts, steps: of each case of the disjunction. seed: of the points.
+        prop: the file. restarts, steps: for each case of the disjunction. seed: of the points.
 
-    Returns: x, for which the model has been run, the inequalities of its output holding as they stand.
+    Returns: x, after running the model on it; the inequalities of its output hold exactly.
     """
     f = as_function(model, arguments)
     if len(f.inputs) != 1 or len(f.outputs) != 1 or (declared := f.shapes[f.inputs[0]]) is None:

@@ -30,24 +30,24 @@ def attribute(
     seed: int = 0,
     **arguments: Unpack[Arguments],
 ) -> Array:
-    """The attribution of a score s, an array of the shape of x, or a map of a layer.
+    """The attribution of a score s: an array of the shape of x, or a map of a layer.
 
         heat = ob.attribute("imagenet.onnx", x, method="integrated", target=2, of=["logits"])
 
-    Methods, of each row by itself:
+    Methods, for each row separately:
         "saliency": |∂s/∂x|.
-        "integrated": (x - b) ∫₀¹ ∂s/∂x(b + α (x - b)) dα by Gauss and Legendre's rule of `steps` points; the sum is
-            s(x) - s(b), but for the error of the rule.
-        "shap": the mean of that over `baselines`, an array of samples: expected gradients, SHAP values of a linear s.
+        "integrated": (x - b) ∫₀¹ ∂s/∂x(b + α (x - b)) dα by Gauss-Legendre quadrature with `steps` points; the sum is
+            s(x) - s(b), up to the error of the quadrature.
+        "shap": its mean over `baselines`, an array of samples: expected gradients, the SHAP values of a linear s.
         "smoothgrad": the mean of ∂s/∂x(x + ε) over `samples` draws of ε ~ N(0, noise²), seeded by `seed`.
-        "gradcam": relu(Σ_c a_c · mean(∂s/∂a_c)) of the channels of `layer`, a value (rows, channels, …) inside the
+        "gradcam": relu(Σ_c a_c · mean(∂s/∂a_c)) over the channels of `layer`, a value (rows, channels, …) inside the
             graph or an output of it: (rows, 1, …).
 
     Args:
-        model, arguments: as of `ob.function`, or its result, for many calls; `of` names one output, (rows,
-            classes) or one number for each row.
-        x: the input, or arrays by the inputs' names, of which `wrt` then names the one to explain.
-        target: the class whose score it is, one or one for each row. Default: that of the highest score at x.
+        model, arguments: as of `ob.function`, or its result, for many calls; `of` names one output, (rows, classes) or
+            one number for each row.
+        x: the input, or arrays by the inputs' names; `wrt` then names the one to explain.
+        target: the class of the score, one or one for each row. Default: the class with the highest score at x.
         baselines: b, a number or an array like x or a row of it; for "shap" with an axis of samples in front.
 
     Raises: InvalidArgumentError for other methods, a missing layer, outputs of other shapes; what `ob.function` does.

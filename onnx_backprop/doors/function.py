@@ -53,7 +53,7 @@ def function(
     providers: Sequence[Named] | None = None,
     **options: Unpack[Options],
 ) -> Function:
-    """A model as a function (x, …) -> (y, …) of arrays, with its Jacobian J from both sides, and all of it again.
+    """A model as a function (x, …) -> (y, …) of arrays, with its Jacobian J from both sides; these are functions too.
 
         f = ob.function("model.onnx")
         (y,) = f(x)
@@ -62,15 +62,16 @@ def function(
         (h, _) = f.vjp.jacobian(x, u)  # of Jᵀu by x: the Hessian of uᵀy; by u: Jᵀ
 
     Args:
-        model, options (stop, free, kernels, strict, straight_through, checkpoint): as `backward` takes them. `free`
-            makes a function of rows of a file of one row.
-        wrt: inputs and initializers to differentiate by; the initializers are inputs too, behind the model's own, and
-            `f.values` has their arrays. Default: every float input.
+        model, options (stop, free, kernels, strict, straight_through, checkpoint): as `backward` takes them. With
+        `free`, a
+            file of one row becomes a function of rows.
+        wrt: inputs and initializers to differentiate with respect to. The initializers become inputs after the model's
+            own, and `f.values` has their arrays. Default: every float input.
         of: outputs, or values inside the graph, in a list. Default: all outputs.
         device, providers: what it runs on, as `session` takes them.
 
     Raises: InvalidArgumentError for unknown names; UnsupportedError for a model that draws random numbers, since its
-    derivative would draw others; what `vjp` raises, when a derivative is first asked for.
+    derivative would draw others; what `vjp` raises, when a derivative is first used.
     """
     chosen(device, providers)  # before any long work
     kernels = options.pop("kernels", "native")
@@ -100,13 +101,13 @@ def function(
 
 
 class Function:
-    """What `function` makes; several threads may call it.
+    """The result of `function`; several threads may call it.
 
-    inputs, outputs: names, in the order of arguments and results. variables: the inputs that derivatives are by.
-    targets: the float outputs. types, shapes: of all, as the model declares them: a NumPy type, and a tuple of lengths,
-    None for symbols, or None. values: arrays of the inputs that are initializers. model: what it runs.
+    inputs, outputs: names, in the order of arguments and results. variables: the inputs of the derivatives. targets:
+    the float outputs. types, shapes: of all, as the model declares them: a NumPy type, and a tuple of lengths, None for
+    symbols, or None. values: arrays of the inputs that are initializers. model: what it runs.
 
-    A call casts arguments to the model's types where NumPy calls that "same kind": float64 to float32, not to integers.
+    A call casts arguments to the model's types if NumPy calls that "same kind": float64 to float32, not to integers.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ Feeds = Mapping[str, np.ndarray]
 def vector_function(
     model: ModelProto | ir.Model | str | Path, *, feeds: Feeds | None = None, **arguments: Unpack[Arguments]
 ) -> VectorFunction:
-    """A function x -> y of vectors with y' and y'', as `least_squares`, `root` and `NonlinearConstraint` want them.
+    """A function x -> y of vectors with y' and y'', for `least_squares`, `root` and `NonlinearConstraint`.
 
         r = ob.vector_function("model.onnx", wrt=["w", "bias"], of=["y"], feeds={"x": x})
         least_squares(r, r.start, jac=r.jac)
@@ -29,7 +29,7 @@ def vector_function(
 
     Args:
         model, arguments: as of `ob.function`.
-        feeds: values of the other inputs, and where a variable has unknown lengths one of it, for its shape.
+        feeds: values of the other inputs; also of a variable with unknown lengths, for its shape.
 
     Raises: what `ob.function` does; InvalidArgumentError for an input without a value and a variable without a shape.
     """

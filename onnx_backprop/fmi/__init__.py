@@ -43,25 +43,25 @@ def fmu(
     target: str | Sequence[str] | None = None,
     runtime: bool = True,
 ) -> Path:
-    """Write an FMU of a function y = f(u), or of an equation ẋ = f(x, u), y = g(x, u), whose derivatives are exact.
+    """Write an FMU with exact derivatives of a function y = f(u), or of an equation ẋ = f(x, u), y = g(x, u).
 
         ob.fmu("model.onnx", "model.fmu", lengths={"batch": 1})
 
-    The variables are the inputs and outputs of the model, under their names, arrays among them, of its Float64 or
-    Float32. A function is for Model Exchange and for Co-Simulation, in which outputs follow inputs at once; an equation
-    for Model Exchange. fmi3GetDirectionalDerivative and fmi3GetAdjointDerivative run the model's `jvp` and `vjp`.
+    The variables are the inputs and outputs of the model, under their names, also arrays, of type Float64 or Float32. A
+    function is for Model Exchange and Co-Simulation, where outputs follow inputs at once; an equation is for Model
+    Exchange. fmi3GetDirectionalDerivative and fmi3GetAdjointDerivative run the model's `jvp` and `vjp`.
 
     Args:
         states: {input: the output that is its derivative by time}.
         of: the outputs. Default: all.
-        start: values to begin with. Default: zeros.
+        start: initial values. Default: zeros.
         lengths: of the symbols in the shapes of the inputs, as {"batch": 1}.
         target: "linux-x86_64", "windows-x86_64", "macos-x86_64", "linux-aarch64", "macos-arm64", one or several.
             Default: this one. Others need a compiler for them, or `pip install 'onnx-backprop[plugin]'`.
         runtime: put this system's onnxruntime into the FMU. It is found there, or where ONNXRUNTIME_LIB says.
 
     Returns the path. Errors: InvalidArgumentError for names and shapes that do not fit, lengths that are missing,
-    values that are neither Float64 nor Float32; KernelError where nothing compiles for a target; what `jvp` raises.
+    values that are neither Float64 nor Float32; KernelError if nothing compiles for a target; what `jvp` raises.
     """
     from onnx_backprop.ort_ops.plugin import targets  # llvmlite
 

@@ -144,8 +144,8 @@ def devices() -> list[Device]:
 
         assert "cpu" in [device.name for device in ob.devices()]
 
-    Plugin libraries of providers that are installed are registered with onnxruntime. Several devices of one provider
-    are "webgpu", "webgpu:1", ….
+    Installed plugin libraries of providers are registered with onnxruntime. Several devices of one provider are
+    "webgpu", "webgpu:1", ….
     """
     result: list[Device] = []
     for provider in PROVIDERS.values():

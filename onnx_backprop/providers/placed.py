@@ -46,18 +46,22 @@ def session(
     device: str | None = None,
     **kwargs: Any,
 ) -> onnxruntime.InferenceSession:
-    """A stock `onnxruntime.InferenceSession` on a model, its domain nodes re-targeted to the given kernels.
+    """A stock `onnxruntime.InferenceSession` on a model, with the given kernels for the operators of our domain.
 
-    kernels: see `use_kernels`; None leaves the model as it is. Where the native kernels cannot work, a
-    warning says why and "onnx" takes their place. session_options: yours; the kernels are registered
-    with them. A model in float16 or bfloat16 goes without the optimisers of onnxruntime that end the process on some of
-    them, `opset.functions.half`. Other keywords go to InferenceSession.
-    device: "cpu", or another of `devices`, on which the model's own operators and "onnx" for ours run, written as its
-    kernels take them; what does not run there is said in the log. providers: a list as onnxruntime takes it, in the
-    place of device.
+    Args:
+        kernels: see `use_kernels`; None leaves the model as it is. If the native kernels cannot work, "onnx" replaces
+            them and a warning says why.
+        session_options: yours; the kernels are registered with them. A model in float16 or bfloat16 goes without the
+            optimisers of onnxruntime that end the process on some of them, `opset.functions.half`. Other keywords go to
+            InferenceSession.
+        device: "cpu", or another of `devices`. The model's own operators then run there, and ours as "onnx", in a form
+            that its kernels take; the log names what does not run there.
+        providers: a list as onnxruntime takes it, instead of device.
+
     Errors: InvalidArgumentError for a missing file or an unknown device, InvalidModelError for a model that onnxruntime
-    does not load, with its sentence; KernelError for a device that is not there, with what brings it, for "numpy" and
-    "numba" without onnxruntime-extensions or llvmlite, and for "numba" without Numba; what `use_kernels` raises.
+    does not load, with its message; KernelError for a device that is missing, with the command that installs it, for
+    "numpy" and "numba" without onnxruntime-extensions or llvmlite, and for "numba" without Numba; what `use_kernels`
+    raises.
     """
     target = chosen(device, providers)
     load_extensions()

@@ -15,8 +15,8 @@ _NAMES = ("input_ids", "labels", "attention_mask", "position_ids")
 class TextBatches(Batches):
     """Batches of examples: input_ids, labels, attention_mask and position_ids, each (B, T) int64.
 
-    A label is the token itself, or `IGNORED` where it is not learned: in prompts, padding, and of the first token of an
-    example. Rows end in padding, whose mask is 0; T is the longest of a batch, in steps of `step`.
+    A label is the token itself, or `IGNORED` where nothing is learned: in prompts, in padding, and for the first token
+    of an example. Rows end in padding, whose mask is 0; T is the longest of a batch, in steps of `step`.
 
     learned: how many tokens an epoch learns.
     """
@@ -34,12 +34,12 @@ class TextBatches(Batches):
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
-        """length: the most tokens of a row; what is longer is cut as by `windows`, whose warnings and errors these are.
+        """length: the most tokens of a row; longer examples are cut by `windows`, with its warnings and errors.
 
-        pad: the token that fills rows up. pack: several examples in a row, one after the other, as many as fit; the
-        positions of each begin at 0. A token then sees what is before it in its row, of other examples too, unless the
-        model tells these apart by their positions. step: rows are as long as a multiple of it, so that few lengths
-        occur. names: the arrays that a batch has, as a graph takes them.
+        pad: the token that fills up rows. pack: put as many examples into a row as fit, one after the other; the
+        positions of each start at 0. A token then also sees other examples before it in its row, unless the model
+        separates them by their positions. step: row lengths are multiples of it, so that few lengths occur. names: the
+        arrays of a batch, as a graph takes them.
         """
         parts = sorted(windows(examples, length), key=lambda part: -len(part.ids) if pack else 0)
         self._step = step
@@ -65,9 +65,9 @@ class TextBatches(Batches):
 
 
 def windows(examples: Sequence[Tokens], length: int) -> list[Tokens]:
-    """The examples in `length` tokens each at most, and those that have something to learn there.
+    """The examples in at most `length` tokens each, without those that then have nothing to learn.
 
-    Of a text that is learned whole all its windows, which share a token; an example with a prompt is cut.
+    A text that is learned whole gives all its windows, which share a token; an example with a prompt is cut.
     Warns: OnnxBackpropWarning for examples that are cut. Errors: InvalidArgumentError for none, or a length below 2.
     """
     if length < 2:

@@ -19,10 +19,10 @@ def read_examples(
 ) -> list[Tokens]:
     """The examples of files, in their order.
 
-    A file whose name ends in .jsonl has one example in each line: {"text": …}, all of which is learned;
-    {"prompt": …, "completion": …}, of which the completion is; {"messages": [{"role": …, "content": …}, …]}, of which
-    the assistant's messages are, but for those with "weight": 0. Empty lines count for nothing. Any other file is one
-    text. template: how conversations are written; default: as the tokenizer's configuration says, see `TEMPLATES`.
+    A .jsonl file has one example per line: {"text": …}, all of which is learned; {"prompt": …, "completion": …}, of
+    which the completion is learned; {"messages": [{"role": …, "content": …}, …]}, of which the assistant's messages are
+    learned, except those with "weight": 0. Empty lines are skipped. Any other file is one text. template: how
+    conversations are written; default: as the tokenizer's configuration says, see `TEMPLATES`.
 
     Errors: InvalidArgumentError, with file and line, for what cannot be read or is none of these.
     """

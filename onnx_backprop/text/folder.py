@@ -55,12 +55,12 @@ class ModelFolder:
     def write(
         self, target: str | Path, model: ModelProto, adapters: Mapping[str, Mapping[str, np.ndarray]] | None = None
     ) -> None:
-        """Write a folder like this one, with another model and adapters by name, as <name>.onnx_adapter.
+        """Write a folder like this one, with another model and with adapters by name, as <name>.onnx_adapter.
 
-        model: `lora(…).model`, whose adapters are inputs with defaults that change nothing, or one that is merged.
-        Files around the model are copied. onnxruntime-genai loads the folder by `og.Model`, an adapter by
-        `og.Adapters(model).load(file, name)`.
-        Errors: InvalidArgumentError for this folder itself, or one that cannot be written.
+        model: `lora(…).model`, whose adapters are inputs with defaults that change nothing, or a merged one. Other
+        files of the folder are copied. onnxruntime-genai loads the folder by `og.Model`, an adapter by
+        `og.Adapters(model).load(file, name)`. Errors: InvalidArgumentError for this folder itself, or one that cannot
+        be written.
         """
         target = Path(target)
         if target.resolve() == self.path.resolve():
@@ -81,11 +81,11 @@ class ModelFolder:
 
 
 def projections(model: ModelProto | ir.Model | str | Path) -> list[str]:
-    """The matrices that a language model multiplies by, but for that of the logits: `targets` of `lora`.
+    """The matrices that a language model multiplies by, except that of the logits, as `targets` of `lora`.
 
-    Those of Gemm, MatMul and MatMulNBits in the main graph. That of the logits is the one with as many columns as there
-    are logits, where the file says how many, else the last.
-    Errors: InvalidArgumentError for a model that has none.
+    These are the weights of Gemm, MatMul and MatMulNBits in the main graph. That of the logits is the one with as many
+    columns as there are logits, if the file says how many, else the last.
+    Errors: InvalidArgumentError for a model without any.
     """
     layers = Layers(unfolded(model))
     linears = [layer for node in layers.graph.node if (layer := layers.linear(node)) is not None]

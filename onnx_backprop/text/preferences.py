@@ -89,7 +89,7 @@ def preference_loss(
 class PairBatches(TextBatches):
     """Batches of pairs: rows 2i and 2i + 1 are the chosen and the rejected answer; `reference` (P,) is r of each pair.
 
-    r is 0 until `refer` has taken it from a trainer whose model is as it was.
+    r is 0 until `refer` has computed it with a trainer of the untrained model.
     """
 
     def __init__(self, pairs: Sequence[Pair], size: int, *, length: int, names: Sequence[str], **more: Any) -> None:

@@ -23,11 +23,11 @@ class Tokens(NamedTuple):
 
 
 class Tokenizer:
-    """What `tokenizers` reads of a tokenizer.json, and what the configurations beside it say of ends and templates.
+    """A tokenizer.json, read by `tokenizers`, and what the configurations beside it say of ends and templates.
 
-    begins: whether a text gets the special tokens that the tokenizer puts around one, as a beginning. ends: the tokens
-    that end a text or an answer, as onnxruntime-genai stops at them. pad: fills rows up. chat_template: the text of the
-    jinja2 template, or None. special: texts of special tokens, by what they are for.
+    begins: whether a text starts with the special tokens that the tokenizer adds around one. ends: the tokens that end
+    a text or an answer, where onnxruntime-genai stops. pad: fills up rows. chat_template: the text of the jinja2
+    template, or None. special: texts of special tokens, by their purpose.
     """
 
     def __init__(self, path: str | Path, *, config: Path | None = None, begins: bool | None = None) -> None:

@@ -54,42 +54,41 @@ def fit(
     plot: str | Path | None = None,
     progress: bool | None = None,
 ) -> Records:
-    """Train until `epochs` epochs are over, those before a checkpoint that was loaded included.
+    """Train until `epochs` epochs are complete, including those before a loaded checkpoint.
 
     Args:
-        loader: gives the batches of an epoch each time it is gone through; told the epoch by `set_epoch(n)` if it
-            has that. After a resumption in the middle of an epoch, the batches that were seen are passed over.
+        loader: yields the batches of an epoch each time it is iterated over; its `set_epoch(n)` is called if it has
+            one. If a training is resumed within an epoch, the batches that were seen are skipped.
         epochs: how many in all.
-        schedule: the learning rate of every update. Default: that of the checkpoint, else the rate as it is.
-        callbacks: called as callback(trainer, record) after every step and before its checkpoint; one that
-            returns True ends the training, of all ranks. As many on every rank. `ob.callbacks` has ready ones, whose
+        schedule: the learning rate of every update. Default: that of the checkpoint, else a constant rate.
+        callbacks: called as callback(trainer, record) after every step and before its checkpoint; one that returns
+            True ends the training, on all ranks. Every rank has the same number. `ob.callbacks` has ready ones, whose
             states are in the checkpoint.
         evaluation: batches whose loss in inference mode is measured after every epoch.
-        metrics: what is measured of them besides: names, as "accuracy" or "accuracy,f1"; records of `ob.metrics`;
-            functions of (target, output), as scikit-learn has them; a list of these, or a dict with names of one's own.
-        ema: measure it of the running means of the weights, which `export(ema=True)` writes.
-        checkpoint: a file to save to after every `every` steps, if that is not 0, and every epoch. One training at a
-            time may have it.
-        log: a file that gets a line for every step, .csv or .jsonl; a function that gets a dict for every step, as
-            loggers take it: `wandb.log`; a tracker of `ob.callbacks`; or a list of these. It has what is known of
-            "step", "epoch", "loss", "learning_rate", "seconds", behind the last step of an epoch "evaluation" and the
-            metrics, with a loss scale "skipped".
-        plot: a picture of the losses, drawn at the end; where that fails, a warning says why.
-        progress: a progress bar, with a table of epochs in a notebook. Default: where a person is watching, on a
-            terminal or in a notebook. True: where nobody is, lines on the standard error.
+        metrics: other measures of them: names, as "accuracy" or "accuracy,f1"; records of `ob.metrics`; functions of
+            (target, output), as in scikit-learn; a list of these, or a dict with your own names.
+        ema: evaluate the running means of the weights, which `export(ema=True)` writes.
+        checkpoint: a file to save to after every epoch, and after every `every` steps if that is not 0. Only one
+            training at a time may use it.
+        log: a file with a line per step, .csv or .jsonl; a function that gets a dict per step, such as `wandb.log`; a
+            tracker of `ob.callbacks`; or a list of these. The entries are "step", "epoch", "loss", "learning_rate",
+            "seconds"; after the last step of an epoch "evaluation" and the metrics; with a loss scale "skipped".
+        plot: a picture of the losses, drawn at the end; if that fails, there is a warning.
+        progress: a progress bar, with a table of epochs in a notebook. Default: if a person is watching, on a terminal
+            or in a notebook. True: otherwise lines on the standard error.
 
-    The logger "onnx_backprop" gets a line for every epoch, at INFO, and one a minute at least.
+    The logger "onnx_backprop" gets a line for every epoch at INFO, and at least one a minute.
 
-    Of a trainer whose losses are read every so many steps the records of these come together, behind the last of them;
-    with callbacks, each loss is read.
+    If the trainer reads losses only every so many steps, their records come together after the last of them; with
+    callbacks, each loss is read.
 
-    Of several ranks all call this, each with the whole batches, of which `Batches` reads a rank's rows alone, or with
+    With several ranks, all call this, each with the whole batches, of which `Batches` reads only a rank's rows, or with
     `distributed.Shard`s; rank 0 writes the files.
 
-    Returns: a record for every step, a list that a notebook shows as a curve. Errors: FloatingPointError when a loss
-    is no finite number, or the state that is to be saved holds one that was finite at the start; the last checkpoint
-    is of a step before that. Where a batch explains it, by NaN, infinity or no label that counts, the error says which
-    array and row. What that is in the evaluation ends the training behind the checkpoint of the epoch.
+    Returns: a record for every step, a list that a notebook shows as a curve. Errors: FloatingPointError if a loss is
+    not finite, or if the state to be saved has a number that is not finite and was at the start; the last checkpoint is
+    of an earlier step. If NaN, infinity or the lack of a label that counts in a batch explains it, the error says in
+    which array and row. Such a batch in the evaluation ends the training after the checkpoint of the epoch.
     """
     if not all(isinstance(n, Integral) and n >= 0 for n in (epochs, every)):
         if hasattr(epochs, "shape"):

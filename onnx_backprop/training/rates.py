@@ -65,11 +65,11 @@ def find_learning_rate(
     steps: int = 100,
     plot: str | Path | None = None,
 ) -> RateSearch:
-    """Take steps at learning rates that grow from lowest to highest by equal factors, and go back.
+    """Take steps at learning rates that grow from lowest to highest by equal factors, then restore the trainer.
 
-    The trainer is afterwards what it was, bit for bit. The search ends early where the running mean of the losses is
-    four times its least, or a loss is no finite number. plot: a picture of the losses. Errors: InvalidArgumentError for
-    other rates than 0 < lowest < highest, and fewer than 5 losses. Source: Smith, "Cyclical Learning Rates", 2017.
+    The trainer is unchanged afterwards, bit for bit. The search ends early if the running mean of the losses reaches
+    four times its least, or a loss is not finite. plot: a picture of the losses. Errors: InvalidArgumentError unless
+    0 < lowest < highest, and for fewer than 5 losses. Source: Smith, "Cyclical Learning Rates", 2017.
     """
     checked_rate(highest, np.dtype(np.float32))
     if not 0 < lowest < highest:

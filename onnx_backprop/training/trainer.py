@@ -73,15 +73,15 @@ class Trainer:
         trainer.export("trained.onnx")
 
     The state (parameters, optimizer, running statistics, random numbers) stays in buffers of onnxruntime. Native
-    updates overwrite what they renew, as the last of a step. Of what else is renewed a step reads one set of buffers
-    and writes another, and the two change places when the step has succeeded. A step that fails, as for a target of
-    another shape, leaves the state as it was.
+    updates overwrite their tensors at the end of a step. The rest of the state has two sets of buffers: a step reads
+    one and writes the other, and they swap when the step has succeeded. A step that fails, as for a target of another
+    shape, leaves the state unchanged.
 
-    A graph of precision="fp16" leaves out the update where a gradient is not finite, and halves the scale of its loss.
+    A graph of precision="fp16" skips the update if a gradient is not finite, and halves the scale of its loss.
 
-    learning_rate: what the next step uses. steps: how many have run. epoch, batch: where `fit` is. kept: the checkpoint
-    that was saved or loaded last, and its step. losses: of the steps so far, thinned, for a curve. read: the losses
-    that were read last, by the number of the step.
+    learning_rate: of the next step. steps: how many have run. epoch, batch: where `fit` is. kept: the checkpoint that
+    was saved or loaded last, and its step. losses: of the steps so far, thinned, for a curve. read: the losses that
+    were read last, by the number of the step.
     """
 
     fit, find_learning_rate, summary = fit, find_learning_rate, summary
@@ -108,34 +108,34 @@ class Trainer:
         providers: Sequence[Named] | None = None,
         read_every: int = 1,
     ) -> None:
-        """graph: a TrainingGraph, or what `TrainingGraph.save` has written. seed: of the masks of Dropout
-        and of the noise of private steps. None: 0, but where there is noise one that nobody knows.
+        """graph: a TrainingGraph, or a file written by `TrainingGraph.save`. seed: of the masks of Dropout and of the
+        noise of private steps. None: 0, or with noise a secret one.
 
-        kernels: what the operators of our domain run on, see `use_kernels`; None for those that the graph has. "onnx",
-        with a warning, where the native ones cannot work. The attribute `kernels` says which.
+        kernels: what the operators of our domain run on, see `use_kernels`; None for those in the graph. If the native
+        ones cannot work, "onnx" replaces them, with a warning; the attribute `kernels` says which.
 
-        session_options: yours. Memory patterns and reuse are turned off in them, and nodes run in the graph's order,
-        without which onnxruntime would keep more memory than a step needs at a time.
+        session_options: yours. Memory patterns and reuse are turned off in them, and nodes run in the graph's order;
+        otherwise onnxruntime would keep more memory than a step needs at a time.
 
-        communicator: one of mpi4py, as MPI.COMM_WORLD, or a `distributed.Communicator`, whose ranks all make this
-        trainer and call the same methods. A step then takes the whole batch on every rank, of which each has its
-        share of the rows, or a `distributed.Shard`; docs/distributed.md says what is averaged how.
+        communicator: one of mpi4py, as MPI.COMM_WORLD, or a `distributed.Communicator`. All its ranks create this
+        trainer and call the same methods. A step then takes the whole batch on every rank, which uses its share of the
+        rows, or a `distributed.Shard`; docs/distributed.md says what is averaged how.
         sync_batch_norm: standardise by the statistics of the whole batch, not those of a rank's rows: two messages for
         each BatchNormalization forward and one backward.
-        overlap: sum gradients beside the backward pass where that is possible, as it is for float32 gradients, the
-        native kernels and an engine with `start`, which MPI is; False for one sum behind it.
+        overlap: sum gradients during the backward pass if possible: for float32 gradients, the native kernels and an
+        engine with `start`, such as MPI. False: one sum after it.
         shard_update: each rank updates a part of the parameters and keeps the optimizer's state of that part alone;
-        then they exchange what is new. The numbers are the same, bit for bit. `state`, and whatever reads running means
-        of the weights, then are messages, which all ranks take part in.
+        then they exchange the parts. The result has the same bits. All ranks must then call `state` and whatever reads
+        running means of the weights.
         verify_every: the number of steps after which ranks compare their states, 0 for never.
 
-        device: what the steps run on, of `devices()`: "cpu", "webgpu", "cuda", …. State stays in its memory, operators
-        of our domain run as standard ones, and what runs on the CPU all the same is said in the log and in `placement`.
-        providers: a list as onnxruntime takes it, in the place of device.
-        read_every: the number of steps after which losses are read, since reading one waits for the device. `step`
-        then returns the last one that was read, NaN before, and a loss that is no finite number is found that late.
+        device: what the steps run on, of `devices()`: "cpu", "webgpu", "cuda", …. The state stays in its memory, and
+        operators of our domain run as standard ones. The log and `placement` name what runs on the CPU nevertheless.
+        providers: a list as onnxruntime takes it, instead of device.
+        read_every: the number of steps after which losses are read, since reading one waits for the device. `step` then
+        returns the last one that was read, NaN before; a loss that is not finite is found as late.
 
-        Errors: InvalidArgumentError for a graph without an optimizer; KernelError for a device that is not there;
+        Errors: InvalidArgumentError for a graph without an optimizer; KernelError for a device that is missing;
         ReplicaError for ranks with another graph, another program or, after a step, other weights.
         """
         self.graph: TrainingGraph = graph if isinstance(graph, TrainingGraph) else TrainingGraph.load(graph)
@@ -258,7 +258,7 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """What the next step uses; setting it to what is no finite number of 0 or more is an InvalidArgumentError."""
+        """The rate of the next step, a finite number of 0 or more; setting another is an InvalidArgumentError."""
         return self._learning_rate
 
     @learning_rate.setter
@@ -269,14 +269,14 @@ class Trainer:
     def step(self, /, *batch: Any, **more: Any) -> float:
         """Run one training step on a batch; return the loss before the update.
 
-        The batch: arrays by the names of `graph.inputs`, as keywords or as one mapping; or in their order, as
-        arguments or as one tuple or list, as a DataLoader gives it. They are cast within their kind (float64 to
-        float32, int32 to int64) to what the graph takes.
+        The batch: arrays by the names of `graph.inputs`, as keywords or as one mapping; or in their order, as arguments
+        or as one tuple or list, as a DataLoader gives it. They are cast to the types of the graph within their kind
+        (float64 to float32, int32 to int64).
         Errors: InvalidArgumentError for names that are missing, unknown or given twice, too many arrays, arrays of
-        another kind or shape, labels of classes that there are not, no rows, and whatever else onnxruntime cannot run;
-        FloatingPointError for a loss that is no finite number, which says so if the batch holds NaN or infinity, or no
-        label that counts. The state then is what it was before. Every hundredth step on the CPU, a weight that has
-        become no finite number is a FloatingPointError too; a device's step notices it at once.
+        another kind or shape, labels of classes that do not exist, no rows, and whatever else onnxruntime cannot run;
+        FloatingPointError for a loss that is not finite, with the reason if the batch holds NaN or infinity, or no
+        label that counts. The state then stays as it was. Every hundredth step on the CPU, a weight that is no longer
+        finite is a FloatingPointError too; a step on a device notices it at once.
         """
         buffers = self._buffers
         feeds = self.inputs.together(batch, more)
@@ -430,10 +430,10 @@ class Trainer:
         return result
 
     def predict(self, /, *batch: Any, ema: bool = False, **more: Any) -> dict[str, Any]:
-        """The outputs of the model in inference mode, the loss among them, for one batch with its target, as `step`.
+        """The outputs in inference mode for one batch, as `step` takes it; with a target, the loss too.
 
-        Without the target those of the model alone. Arrays, and of outputs that are no tensors, as the maps of ZipMap,
-        what `InferenceSession.run` gives.
+        The results are arrays; for outputs that are no tensors, such as the maps of ZipMap, they are what
+        `InferenceSession.run` returns.
         """
         return self._evaluator.predictions(self.inputs.together(batch, more), self._weights(ema=ema))
 
@@ -448,11 +448,11 @@ class Trainer:
     ) -> Measured:
         """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows.
 
-        Where labels are ignored, or classes have weights, batches are weighted by what their labels count.
-        It is a float, whose `metrics` are numbers, and arrays of them, by name. Batches of `NextToken` are weighted by
-        the tokens that count, and `perplexity` is among their metrics. A batch is given as `step` takes it, but that
-        one tuple or list is a loader. ema: of the running means of the weights. metrics: as `fit` takes them. Errors:
-        as `step`; FloatingPointError for a batch whose loss is no finite number because of its data.
+        If labels are ignored or classes have weights, batches are weighted by what their labels count. The result is a
+        float whose `metrics` are numbers, and arrays of them, by name. Batches of `NextToken` are weighted by the
+        tokens that count, and have the metric `perplexity`. A batch is given as `step` takes it, except that a single
+        tuple or list is a loader. ema: of the running means of the weights. metrics: as `fit` takes them. Errors: as
+        `step`; FloatingPointError for a batch whose data make the loss not finite.
         """
         weights, asked = self._weights(ema=ema), chosen_metrics(metrics)
         if loader is None or isinstance(loader, Mapping) or arrays or more:
@@ -481,9 +481,9 @@ class Trainer:
         return (self.steps - self.skipped_steps) // self.graph.options.accumulate
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint: everything needed to go on bit for bit. It appears complete or not at all.
+        """Write a checkpoint, from which a training continues bit for bit. It appears complete or not at all.
 
-        Errors: FloatingPointError when the training has diverged, see `fit`. All ranks call this, rank 0 writes.
+        Errors: FloatingPointError if the training has diverged, see `fit`. All ranks call this, rank 0 writes.
         """
         state = self._finite(self._state(copy=False))
         callbacks, tensors = self.callback_states.described()
@@ -505,9 +505,9 @@ class Trainer:
         return arrays
 
     def load(self, path: str | Path) -> Trainer:
-        """Go on from a checkpoint; returns the trainer.
+        """Continue from a checkpoint; returns the trainer.
 
-        Errors: CheckpointError for a file that is no checkpoint, or one of another graph or optimizer; the trainer
+        Errors: CheckpointError for a file that is no checkpoint, or one of another graph or optimizer; the trainer then
         stays as it was. All ranks call this, rank 0 reads.
         """
         declared = self._buffers.declared()
@@ -532,7 +532,7 @@ class Trainer:
         return self
 
     def rewind(self, state: dict[str, np.ndarray], steps: int) -> None:
-        """Go on from the whole of a state, as that of a step; all ranks call this."""
+        """Continue from a complete state, as that of a step; all ranks call this."""
         if self._ranks is not None:
             self._ranks.replica.forget()
         self._buffers.set(dict(state))
@@ -541,8 +541,9 @@ class Trainer:
     def export(self, path: str | Path, *, ema: bool = False) -> None:
         """Write the plain inference model with the trained weights, or with their running means.
 
-        Inputs, outputs, names and metadata are those of the model that came; above 2 GB the weights lie beside it.
-        Errors: FloatingPointError when the training has diverged, see `fit`. Of several ranks rank 0 writes.
+        It has the inputs, outputs, names and metadata of the original model; above 2 GB the weights lie in a file
+        beside it. Errors: FloatingPointError if the training has diverged, see `fit`. With several ranks, rank 0
+        writes.
         """
         values = self._finite(self._buffers.arrays(self._weights(ema=ema), copy=False))
         if self.communicator.rank == 0:

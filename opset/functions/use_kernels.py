@@ -39,11 +39,11 @@ MIN_IR_VERSION = 10  # function overloads
 
 
 def use_kernels(model: ModelProto | ir.Model | str | Path, kernels: str) -> ModelProto:
-    """Return a copy of the model whose domain nodes run on the given kernels.
+    """A copy of the model whose domain nodes run on the given kernels.
 
-    kernels: "onnx" attaches bodies in standard ONNX operators, which need nothing but onnxruntime; "native" runs native
-    kernels compiled by LLVM, "numpy" the float64 references as Python operators, "numba" plain loops compiled by Numba
-    in the place of a reference where an operator has some, and for all three the session needs `register_ops`.
+    kernels: "onnx" attaches bodies in standard ONNX operators, which need only onnxruntime; "native" uses kernels
+    compiled by LLVM; "numpy" the float64 references as Python operators; "numba" plain loops compiled by Numba, and the
+    reference for an operator without one. The session needs `register_ops` for the last three.
     Errors: InvalidArgumentError for an unknown name, InvalidModelError for a node that its operator's schema refuses
     (operator, node and reason in the message), ShapeError for shapes that contradict each other.
     """

@@ -26,16 +26,17 @@ def save_model(model: ModelProto, path: str | Path, *, limit: int | None = None)
 
         ob.save_model(ob.lora("model.onnx", ["*attn*"], rank=8).model, "adapted.onnx")
 
-    The model may be one that refers to weights in files: what `training_graph`, `lora` and `backward` make of a file
-    with 64 MiB and more of weights beside it, which hold for this process alone. What is written has the weights.
+    The model may refer to weights in files, as the results of `training_graph`, `lora` and `backward` do for a file
+    with 64 MiB or more of weights beside it; such references hold for this process only. The written file has the
+    weights.
 
-    A model of more than `limit` bytes, 2 GB by default, gets its initializers of 1 KiB and more in one file beside it,
-    `<name>.<16 digits>.data`, the digits being a hash of what is in it: whoever reads while others write, or after one
+    A model of more than `limit` bytes, 2 GB by default, gets its initializers of 1 KiB or more in one file beside it,
+    `<name>.<16 digits>.data`, with a hash of the content as the digits. Whoever reads while others write, or after one
     was killed, finds a model with its own tensors. Such files of earlier models of that name are removed. The format is
-    protobuf whatever the name's suffix.
+    protobuf whatever the suffix.
 
-    Errors: InvalidArgumentError when the folder is missing, the path is a folder or a device, or
-    the system refuses to write.
+    Errors: InvalidArgumentError if the folder is missing, the path is a folder or a device, or the system refuses to
+    write.
     """
     target = Path(os.path.realpath(named(path)))
     check_writable(path)

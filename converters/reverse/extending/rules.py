@@ -30,7 +30,7 @@ def register_gradient(
     inputs: Sequence[int] | None = None,
     elementwise: bool = False,
 ) -> Callable[[RuleFunction], RuleFunction]:
-    """A decorator: the function is the gradient of an operator of one's own, dx = (∂y/∂x)ᵀ · dy.
+    """A decorator: the function is the gradient of an operator of your own, dx = (∂y/∂x)ᵀ · dy.
 
         @ob.register_gradient("my.ops", "Cube", elementwise=True)
         def cube(op, node, dy):  # y = x³  =>  dx = 3x² · dy
@@ -38,25 +38,25 @@ def register_gradient(
             return 3 * x * x * dy
 
     Args:
-        domain, operator: of an operator that is neither ONNX's nor ours; "my.ops::Cube" as one argument will do.
-        versions: those of its opset that it serves: `since_version` where onnx has a schema of it, else what models
-            import. A model with another is refused. Default: all.
-        all_outputs: the rule is called with a list of dy, None where no gradient arrives, not just with the first's.
+        domain, operator: of an operator that is neither ONNX's nor ours; "my.ops::Cube" as one argument works too.
+        versions: of its opset that the rule serves: `since_version` if onnx has a schema of it, else the versions that
+            models import. A model with another one is refused. Default: all.
+        all_outputs: the rule gets a list of dy, None where no gradient arrives, not just the first output's.
         broadcasts: the gradients have the shape of the output; each is summed over the axes its input was stretched by.
         inputs: the indices of the inputs that a gradient flows to. Default: every float input.
-        elementwise: the first output has the type and the shape of the first input, where the file declares none.
-            Without it the declared type is believed, else the type of the first float input, and no shape.
+        elementwise: the first output has the type and the shape of the first input, if the file declares none. By
+            default it has the declared type, else the type of the first float input, and no shape.
 
-    The function is called as rule(op, node, dy) while a graph is made. Values are added, subtracted, multiplied and
-    divided as they stand, also by numbers; other operators of ONNX are `op.Sin(x)`, those of a domain
-    `op.emit("CubeGrad", [x, dy], {}, domain="my.ops")[0]`. node: `input(i)`, `output(i)`, `int(name, default)`,
-    `float(name, default)`, `string(name, default)`. It returns one value or None for each input; for one input the
-    value alone will do, and None at the end may be left out where no gradient is wanted. What it emits must be linear
-    in dy, and have gradients itself for `jvp` and second derivatives.
+    The function is called as rule(op, node, dy) while a graph is built. Values support +, -, * and /, also with
+    numbers; other operators of ONNX are `op.Sin(x)`, those of a domain `op.emit("CubeGrad", [x, dy], {},
+    domain="my.ops")[0]`. node has `input(i)`, `output(i)`, `int(name, default)`, `float(name, default)`, `string(name,
+    default)`. The function returns one value or None for each input; for one input the value alone will do, and
+    trailing Nones may be left out. What it emits must be linear in dy, and needs gradients itself for `jvp` and second
+    derivatives.
 
-    It may be called before a model is loaded, or after. A second function for an operator takes the place of the first.
-    Where a model has a function of that name, its nodes meet this rule, not the inside of the function. What runs such
-    a model is `register_kernel`, or `session_options` in which the operator's library is registered.
+    Register it before or after loading a model. A second function for an operator replaces the first. If a model has a
+    function of that name, this rule is used instead of its inside. To run such a model, use `register_kernel`, or
+    `session_options` with the operator's library.
 
     Raises: InvalidArgumentError for another domain, or an operator that has a gradient already.
     """
@@ -91,7 +91,7 @@ def register_gradient(
 def register_expansion(
     domain: str, operator: str | None = None, *, versions: Sequence[int] | None = None
 ) -> Callable[[Expansion], Expansion]:
-    """A decorator: the function writes an operator of one's own in standard ones, which take its place in the graph.
+    """A decorator: the function writes an operator of your own in standard ones, which replace it in the graph.
 
         @ob.register_expansion("acme", "Snake")
         def snake(op):  # y = x + sin²(αx) / α
@@ -100,17 +100,17 @@ def register_expansion(
             return op.Add(x, op.Div(op.Mul(s, s), alpha))
 
     Args:
-        domain, operator: of an operator that is neither ONNX's nor ours; "acme::Snake" as one argument will do.
-        versions: those of the domain that models may import. Default: all.
+        domain, operator: of an operator that is neither ONNX's nor ours; "acme::Snake" as one argument works too.
+        versions: of the domain that models may import. Default: all.
 
-    The function is called with the node, `op`: `op.input(i)` is the name of an input, "" for one that is left out,
-    `op.attribute(name, default)` an attribute, `op.wants(i)` whether somebody reads an output; `op.Mul(a, b)` emits a
-    node, numbers and arrays being operands too, and returns the name of its output. It returns the name of the output,
-    or a list of as many as the operator has. Attributes and inputs that it does not ask for are refused, so that
-    nothing is dropped without a word; `raise op.refuse("…")` refuses a form that it does not write.
+    The function gets the node as `op`: `op.input(i)` is the name of an input, "" if it is left out, `op.attribute(name,
+    default)` an attribute, `op.wants(i)` whether anything reads an output. `op.Mul(a, b)` emits a node, whose operands
+    may be numbers and arrays, and returns the name of its output. The function returns the name of the output, or a
+    list with one for each output. Attributes and inputs that it does not read are refused; `raise op.refuse("…")`
+    refuses a form.
 
-    Forward and backward then run in stock onnxruntime, without the operator's library. A function of that name that a
-    model holds comes before this one. A second expansion takes the place of the first.
+    Forward and backward then run in stock onnxruntime, without the operator's library. If the model has a function of
+    that name, it is used instead. A second expansion replaces the first.
 
     Raises: InvalidArgumentError for another domain, or an operator that has a gradient rule.
     """

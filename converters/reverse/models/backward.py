@@ -46,7 +46,7 @@ def backward(
     per_sample: PerSample = False,
     progress: Progress = shown,
 ) -> ModelProto:
-    """D of / d wrt as further outputs of the model: `<x>_grad` = Σ_y (∂y/∂x)ᵀ · `<y>_grad`.
+    """d of / d wrt as extra outputs of the model: `<x>_grad` = Σ_y (∂y/∂x)ᵀ · `<y>_grad`.
 
         model = ob.backward("model.onnx", wrt=["x"], of=["y"])
         y, dx = ob.session(model).run(None, {"x": x, "y_grad": np.ones_like(x)})
@@ -54,49 +54,50 @@ def backward(
     Args:
         model: a ModelProto, an onnx_ir.Model or the path of a file; it is not changed. It may be a result of this
             function, to any order.
-        wrt: graph inputs and initializers to differentiate by. Default: every float initializer that influences
-            `of` along a differentiable path and is a parameter; exponents, limits, scales, statistics and the like
-            define the function and are none. A float value v inside the graph may be named too: `<v>_grad` = ∂y/∂v
-            through all that reads v, as if v were an input. Beside it, ∂y/∂x of an x that v depends on stays the
-            whole derivative, the part through v included.
+        wrt: graph inputs and initializers to differentiate with respect to. Default: every float initializer that
+            influences `of` along a differentiable path and is a parameter; exponents, limits, scales, statistics and
+            the like define the function and are none. A float value v inside the graph works too: `<v>_grad` = ∂y/∂v
+            through everything that reads v, as if v were an input. For an x that v depends on, ∂y/∂x stays the whole
+            derivative, including the part through v.
         of: graph outputs to differentiate, or float values inside the graph, which become outputs behind the model's
             own. Default: every float output that depends on `wrt`.
         stop: values inside the graph that no gradient passes: names, globs (`layer1.*`) or regular expressions
-            (`re:…`) of values and of nodes, which mean what they compute, in branches and loops too. y = stop(x) is x
-            with dy/dx = 0, and so in derivatives of any order. So is an Identity that has `onnx_backprop.stop` in its
-            metadata, and a `detach` node of an exporter, which becomes one.
-        free: fixed lengths of inputs that any length may take the place of, as {"x": {0: "batch"}}: the axis and the
-            name of its symbol. Constants that hold the old length are rewritten: shapes of Reshape and Expand, sizes of
-            Resize, rows of one kind that are joined to a batch or are the first state of an RNN. A node that keeps to
-            the old length is an UnsupportedError.
+            (`re:…`) of values or of nodes, whose outputs are meant, in branches and loops too. y = stop(x) is x with
+            dy/dx = 0, in derivatives of any order. An Identity with `onnx_backprop.stop` in its metadata is a stop too,
+            and an exporter's `detach` node becomes one.
+        free: fixed lengths of inputs that become symbolic, as {"x": {0: "batch"}}: the axis and the name of its symbol.
+            Constants that hold the old length are rewritten: shapes of Reshape and Expand, sizes of Resize, equal rows
+            that are joined to a batch or are the first state of an RNN. A node that keeps the old length is an
+            UnsupportedError.
         kernels: how the operators of our domain run, see `use_kernels`.
-        inline: write these into the graph itself, in the lowest opset and IR version, and leave no node of our domain.
-            For runtimes before onnxruntime 1.27, which does not know overloads of functions; the kernels are "onnx"
-            and cannot be exchanged any more.
+        inline: write these operators into the graph itself, in the lowest opset and IR version, and leave no node of
+            our domain. For runtimes before onnxruntime 1.27, which do not know overloads of functions; the kernels are
+            "onnx" and can no longer be exchanged.
         straight_through: differentiate QuantizeLinear as if it did not round, within the range of its type, and
-            DynamicQuantizeLinear with the integer products behind it. Without it such a node on the way is refused,
+            DynamicQuantizeLinear with the integer products behind it. By default such a node on the way is refused,
             since the derivative of rounding is zero almost everywhere.
-        strict: refuse a name in `wrt` or `of` where the derivative is zero, as through Sign, or where `of` does not
-            depend on it at all. Without it the gradient is zeros, and a warning names the nodes that stop it.
-        checkpoint: store the states of a Loop or a Scan at every so many steps only and compute those between again,
-            √n being the least memory for n steps. 0: store all.
-        per_sample: for each row of a batch what it would be for a batch of that row alone: `<w>_grad` of the shape of w
-            with the rows in front, `<x>_grad` of an x with rows of its own shape. The rows are axis 0 of the inputs
-            that are named, as ["x"], or with True of all inputs, which then have one symbol there. An output of one
-            element for a row is seeded with 1, and one without rows, as a mean over them, has them in front.
-        progress: wraps the list of nodes while they are walked. Default: a progress bar where a person is watching, on
-            a terminal or in a notebook; `iter` for none.
+        strict: refuse a name in `wrt` or `of` if the derivative is zero, as through Sign, or if `of` does not depend on
+            it. By default the gradient is zeros, and a warning names the nodes that stop it.
+        checkpoint: store the states of a Loop or Scan only at every so many steps and compute the others again; √n
+            needs
+            the least memory for n steps. 0: store all.
+        per_sample: the result for each row of a batch, as for a batch of that row alone: `<w>_grad` has the shape of w
+            with the rows in front, `<x>_grad` of an x with rows its own shape. Rows are axis 0 of the named inputs, as
+            ["x"], or with True of all inputs, which then have one symbol there. An output of one element per row is
+            seeded with 1; one without rows, such as a mean over them, gets them in front.
+        progress: wraps the list of nodes while they are walked. Default: a progress bar if a person is watching, on a
+            terminal or in a notebook; `iter` for none.
 
     Returns: a model whose outputs are the model's own, other values of `of`, then `<x>_grad` in the order of `wrt`,
     each of the shape and type of x. A one-element output is seeded with 1; any other gets a graph input `<y>_grad` of
     its own shape. Initializers in `wrt` become graph inputs that keep their value as default. A name that is taken gets
-    a number behind it, as `x_grad_2`: `derivatives(result)` tells them. An onnx_ir.Model where one was given.
+    a number, as `x_grad_2`: `derivatives(result)` lists them. An onnx_ir.Model gives an onnx_ir.Model.
 
     Symbolic dimensions stay symbolic. Models below opset 18 are converted to it.
 
-    Raises: InvalidArgumentError (unknown or integer names, and those that only nodes without a derivative lead to, as
-    a random choice or the scales of a Resize), InvalidModelError, UnsupportedOpError
-    (every missing rule at once, with node names), UnsupportedAttributeError.
+    Raises: InvalidArgumentError (names that are unknown, of integers, or reached only through nodes without a
+    derivative, such as a random choice or the scales of a Resize), InvalidModelError, UnsupportedOpError (every missing
+    rule at once, with node names), UnsupportedAttributeError.
     """
     draft = Draft(
         model,

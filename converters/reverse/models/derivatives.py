@@ -19,10 +19,10 @@ MODES = ("vjp", "jvp", "hvp", "jacobian", "hessian")
 class Derivative:
     """One differentiation of a model, by the names of the result's inputs and outputs.
 
-    mode: what was made. seeds: vjp {y: input that is multiplied from the left}, jvp {x: its tangent}, hvp
-    {x: its direction}; nothing for what is seeded by itself. results: vjp {x: its gradient}, jvp {y: its tangent},
-    hvp {x: the product}; of jacobian {y: {x: dy/dx}} and hessian {x: {z: d²y/dxdz}}. batched: seeds and results have a
-    leading axis, one entry for each of several seeds.
+    mode: which. seeds: vjp {y: input that is multiplied from the left}, jvp {x: its tangent}, hvp {x: its direction};
+    without those that are seeded automatically. results: vjp {x: its gradient}, jvp {y: its tangent}, hvp {x: the
+    product}; of jacobian {y: {x: dy/dx}} and hessian {x: {z: d²y/dxdz}}. batched: seeds and results have a leading
+    axis, with one entry for each of several seeds.
     """
 
     mode: str
@@ -32,9 +32,9 @@ class Derivative:
 
 
 def derivatives(model: ModelProto | ir.Model | str | Path) -> tuple[Derivative, ...]:
-    """What `backward`, `vjp`, `jvp`, `hvp`, `jacobian` and `hessian` have made of a model, the newest last.
+    """The derivatives that a model has from `backward`, `vjp`, `jvp`, `hvp`, `jacobian` and `hessian`, newest last.
 
-    Left out are those whose inputs or outputs the model has no more. Empty for any other model.
+    Those whose inputs or outputs the model no longer has are left out. Empty for any other model.
     """
     proto = load(model)
     text = next((entry.value for entry in proto.metadata_props if entry.key == METADATA), "")

@@ -8,9 +8,9 @@
 
 float16 and bfloat16 predictions are cast to float32 first: one rounding back to the model's type, at the gradient
 of the prediction, and a mean over more than 65504 elements stays finite. Sums over many elements are exact to 1e-6.
-
-May import `names` of `training`, `rules`, `reverse`, `prepare` and opset.
 """
+
+# May import `names` of `training`, `rules`, `reverse`, `prepare` and opset.
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -55,18 +55,18 @@ AnyDefinition = TypeVar("AnyDefinition", bound=type[Loss] | LossFunction)
 
 
 def register_loss(name: str) -> Callable[[AnyDefinition], AnyDefinition]:
-    """A decorator: a loss of one's own under a name, for `training_graph(loss="name")` and `--loss name`.
+    """A decorator: a name for a loss of your own, for `training_graph(loss="name")` and `--loss name`.
 
         @ob.register_loss("log_cosh")
         def log_cosh(op, outputs):  # mean of log cosh(y - t)
             y = outputs["y"]
             return op.ReduceMean(op.Log(op.Cosh(y - op.input("target", y))), keepdims=0)
 
-    What is named is a function of the builder and the model's outputs, or a subclass of `losses.Loss` whose defaults
-    do: that one can be added to others, reads the output that it is told, and checks its target's shape. A second one
-    of a name of yours takes the place of the first.
+    The loss is a function of the builder and the model's outputs, or a subclass of `losses.Loss` with default
+    arguments. A subclass can be added to others, can choose the output that it reads, and checks its target's shape. A
+    second loss of the same name replaces the first.
 
-    Errors: InvalidArgumentError for the name of a loss of this package, and for what is no loss.
+    Errors: InvalidArgumentError for the name of a loss of this package, and for anything that is no loss.
     """
     if not isinstance(name, str) or not name or (name in LOSSES and LOSSES[name] in _READY):
         raise InvalidArgumentError(f"name: expected one that no loss of this package has, got {name!r}")

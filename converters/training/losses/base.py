@@ -168,10 +168,10 @@ class Loss(Composable, ABC):
     Args:
         prediction: the output of the model that it reads, or a value inside the model. Default: the only float output.
         reduction: "mean" or "sum" over all positions.
-        target: the name of the input to compare with, one of the model's own included. Default: `target` or `labels`,
-            behind the name of the prediction where losses of several outputs are added up.
+        target: the name of the input to compare with, which may be one of the model's own. Default: `target` or
+            `labels`; in a sum of losses of several outputs, the name of the prediction precedes it.
 
-    `loss(op, y)` emits it in a callable of one's own, and `a * loss + b * other` is a loss too.
+    `loss(op, y)` emits it in a callable of your own, and `a * loss + b * other` is a loss too.
     """
 
     name: ClassVar[str]

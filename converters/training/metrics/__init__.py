@@ -7,9 +7,9 @@
 
 A metric reads what the loss reads: its prediction, its target, the axis of the classes, the label that it ignores, and
 whether scores are logits. `prediction` and `target` name others.
-
-May import `losses`, `result`, `rules`, `reverse`, `prepare` and opset.
 """
+
+# May import `losses`, `result`, `rules`, `reverse`, `prepare` and opset.
 
 from onnx_backprop.converters.training.metrics.base import Metric
 from onnx_backprop.converters.training.metrics.choose import Function

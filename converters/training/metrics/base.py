@@ -144,14 +144,14 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric(ABC):
-    """A number about all batches of an evaluation together, from sums that the graph computes of each of them.
+    """A number about all batches of an evaluation together, from sums that the graph computes for each batch.
 
     Args:
         prediction: the output of the model that it reads, or a value inside the model. Default: what the loss reads.
-        target: the name of the input that it is compared with. Default: that of the loss.
+        target: the name of the input to compare with. Default: that of the loss.
 
-    Sums of batches are added, those of several ranks too, and the number is made of the totals, so that it does not
-    depend on how rows are divided into batches. Sums are taken in float64 and int64.
+    The sums of batches, and of several ranks, are added in float64 and int64, and the number is computed from the
+    totals. So it does not depend on how rows are divided into batches.
     """
 
     name: ClassVar[str]

@@ -37,14 +37,14 @@ _TOP = re.compile(r"top_?(\d+)")
 class Function(Metric):
     """function(target, output) of the arrays of all batches together, in scikit-learn's order: y_true, y_pred.
 
-    An object with `update` and `compute`, as torchmetrics has them, is reset and updated with (output, target), in
-    their order, as tensors where it is a module of PyTorch.
+    An object with `update` and `compute`, as in torchmetrics, is reset and updated with (output, target), in that
+    order, as tensors if it is a PyTorch module.
 
     Args:
-        function: gives a number, or an array of numbers.
+        function: returns a number, or an array of numbers.
         form: None: the output and the target as they are, batches joined along axis 0. "classes": two arrays (M,), the
-            label and the class that is chosen at each position that counts, or 1 for yes and 0 for no.
-            "probabilities": (M,) and (M, C), of yes and no (M,).
+            label and the predicted class at each position that counts, or 1 for yes and 0 for no. "probabilities": (M,)
+            and (M, C), for yes and no (M,).
         better: "higher" or "lower", for callbacks that look for the best.
 
     All arrays of the evaluation are in memory together. Several ranks are refused.

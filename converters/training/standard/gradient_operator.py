@@ -45,14 +45,14 @@ _SMALL = 1024  # elements of a seed that is written down
 def expand_gradients(
     model: ModelProto | ir.Model | str | Path, *, kernels: str = DEFAULT_KERNELS, inline: bool = False
 ) -> ModelProto:
-    """A model in which every node of `ai.onnx.preview.training` is something that stock onnxruntime runs.
+    """The model with every node of `ai.onnx.preview.training` replaced by what stock onnxruntime runs.
 
-    A `Gradient` node becomes the nodes that compute Σ ∂y/∂x for each x in its `xs`: for a y of several elements the
-    gradient of their sum, as second derivatives in the operator's own documentation take it. Gradients of gradients
-    are expanded from the inside out. An x that y does not depend on, or whose derivative is zero almost everywhere,
-    gets zeros. Values that y depends on and that neither `xs` nor `zs` names are held constant.
+    A `Gradient` node becomes nodes that compute Σ ∂y/∂x for each x in its `xs`: for a y of several elements the
+    gradient of their sum, as in the second derivatives of the operator's own documentation. Gradients of gradients are
+    expanded from the inside out. An x that y does not depend on, or whose derivative is zero almost everywhere, gets
+    zeros. Values that y depends on and that are in neither `xs` nor `zs` are held constant.
 
-    `Adam`, `Adagrad` and `Momentum` keep their nodes and get functions in standard operators, in the formulas of
+    `Adam`, `Adagrad` and `Momentum` keep their nodes and get functions in standard operators, with the formulas of
     their documentation, for float32 and float64.
 
     Args:
@@ -62,8 +62,8 @@ def expand_gradients(
 
     Returns: a model of opset 18 or later with the same inputs and outputs; one without such nodes is prepared in the
     same way. Raises: InvalidModelError (names in `xs`, `zs`, `y` that the graph does not have, integer tensors, nodes
-    that depend on each other), UnsupportedError for a Gradient inside a sub-graph or a function, UnsupportedOpError
-    for operators on the way that have no gradient rule. Those of our domain are differentiated through their bodies.
+    that depend on each other), UnsupportedError for a Gradient inside a sub-graph or a function, UnsupportedOpError for
+    operators on the way without a gradient rule. Those of our domain are differentiated through their bodies.
     """
     check_kernels(kernels)
     check_inline(kernels, inline=inline)

@@ -4,8 +4,10 @@
     calls = [ob.callbacks.KeepBest("best.safetensors", "mae"), ob.callbacks.EarlyStopping("mae", patience=3)]
     trainer.fit(batches, 9, evaluation=batches, metrics="mae", callbacks=calls)
 
-A function of (trainer, record) is a callback too. May import what `training` may.
+A function of (trainer, record) is a callback too.
 """
+
+# May import what `training` may.
 
 from onnx_backprop.training.callbacks.averaging import StochasticWeightAveraging
 from onnx_backprop.training.callbacks.base import Callback, Monitor, Run

@@ -15,11 +15,11 @@ from onnx_backprop.training.reports.history import Record
 
 
 class StochasticWeightAveraging(Callback):
-    """Puts the mean of the weights behind the last epochs in the place of the weights when `fit` ends.
+    """When `fit` ends, replaces the weights by their mean over the last epochs.
 
-    start: the first epoch whose weights count, from 0, or their share of the epochs that come before it. The running
-    statistics of BatchNormalization become the means of those of the batches at the averaged weights, in one pass
-    through the batches. The checkpoint of `fit` holds the training as it goes on, without the mean.
+    start: the first epoch that counts, from 0, or the share of the epochs before it. The running statistics of
+    BatchNormalization become means over the batches with the averaged weights, in one pass. The checkpoint of `fit`
+    holds the training without the averaging.
 
     Source: Izmailov et al., "Averaging Weights Leads to Wider Optima", 2018.
     """

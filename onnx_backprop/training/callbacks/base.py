@@ -31,10 +31,10 @@ class Run:
 
 
 class Callback:
-    """Called as callback(trainer, record) after every step; True ends the training.
+    """Called as callback(trainer, record) after every step; returning True ends the training.
 
-    A checkpoint holds `state` and `arrays`, of which `restore` gets what a loaded one had before the first step. It is
-    found by the class, and the place among others of it.
+    A checkpoint holds its `state` and `arrays`; when one is loaded, `restore` gets them before the first step. A
+    callback is found again by its class, and its place among others of that class.
     """
 
     def start(self, run: Run) -> bool | None:
@@ -59,10 +59,10 @@ class Callback:
 
 
 class Monitor(Callback):
-    """A callback that looks at a number behind every epoch.
+    """A callback that looks at a number after every epoch.
 
-    monitor: "evaluation", its loss; "loss", the mean of the epoch's; or the name of a metric. mode: "min" or "max",
-    which of them is better. Default: what the metric says. min_delta: what a better one differs by at least.
+    monitor: "evaluation", its loss; "loss", the mean over the epoch; or the name of a metric. mode: "min" or "max",
+    which is better. Default: what the metric says. min_delta: the least difference that counts as an improvement.
     """
 
     _fields: ClassVar[tuple[str, ...]] = ("best", "waited", "_sum", "_count")

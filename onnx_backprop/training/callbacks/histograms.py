@@ -34,13 +34,13 @@ class Course:
 
 
 class Histograms(Callback):
-    """Keeps a histogram of every parameter, and of its gradient, behind every `every` steps; a notebook shows them.
+    """Keeps a histogram of every parameter, and of its gradient, after every `every` steps; a notebook shows them.
 
-    batch: of which the gradients are, as `step` takes one; without it weights alone are counted. bins: of each. to: a
-    tracker that gets them too, as `TensorBoard`. `found` has them by names, "weights/w1" and "gradients/w1".
+    batch: for the gradients, as `step` takes one; without it only weights are counted. bins: of each. to: a tracker
+    that gets them too, as `TensorBoard`. `found` has them by names, "weights/w1" and "gradients/w1".
 
-    Gradients are those of the loss at the weights behind the step, before clipping and the optimizer. On one rank; of a
-    training on a device they are computed on the CPU.
+    Gradients are those of the loss at the weights after the step, before clipping and the optimizer. Works on one rank;
+    for a training on a device they are computed on the CPU.
     """
 
     def __init__(

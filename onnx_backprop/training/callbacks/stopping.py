@@ -14,9 +14,10 @@ logger = logging.getLogger("onnx_backprop")
 
 
 class EarlyStopping(Monitor):
-    """Ends the training when a number has not become better in `patience` epochs.
+    """Ends the training if a number has not improved in `patience` epochs.
 
-    A training that is resumed from a checkpoint behind that runs no step, and says so; with more patience it goes on.
+    If a training is resumed from a checkpoint after that point, it runs no step and says so; with more patience it
+    continues.
     """
 
     def __init__(
@@ -51,10 +52,10 @@ class EarlyStopping(Monitor):
 
 
 class KeepBest(Monitor):
-    """Saves a checkpoint whenever a number has become better, and goes back to it at the end.
+    """Saves a checkpoint whenever a number has improved, and returns to it at the end.
 
-    path: of the checkpoint. restore: whether the trainer is that of the best epoch when `fit` returns, so that `export`
-    writes its weights. The checkpoint of `fit` itself stays that of the last step.
+    path: of the checkpoint. restore: whether the trainer has the state of the best epoch when `fit` returns, so that
+    `export` writes its weights. The checkpoint of `fit` itself stays that of the last step.
     """
 
     _fields = (*Monitor._fields, "best_step")
@@ -91,9 +92,9 @@ class KeepBest(Monitor):
 
 
 class ReduceLROnPlateau(Monitor):
-    """Multiplies the learning rate by `factor` when a number has not become better in `patience` epochs.
+    """Multiplies the learning rate by `factor` if a number has not improved in `patience` epochs.
 
-    least: below which it does not go. Goes without a schedule, which would set the rate of every step.
+    least: the lowest rate. Works only without a schedule, which would set the rate of every step.
     """
 
     def __init__(
@@ -132,9 +133,9 @@ class ReduceLROnPlateau(Monitor):
 
 
 class TimeLimit(Callback):
-    """Ends the training before the step that would go past a number of seconds, as long as the longest one so far.
+    """Ends the training before a step that would exceed a number of seconds, if it took as long as the longest so far.
 
-    The clock starts with each call of `fit`: a job that is resumed has its own limit.
+    The clock starts with each call of `fit`, so a resumed job has its own limit.
     """
 
     def __init__(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0) -> None:

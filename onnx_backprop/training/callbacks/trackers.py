@@ -17,9 +17,9 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
 
 
 class Tracker(ABC):
-    """Called with what is known of each step, as a function would be; closed when `fit` ends.
+    """Called with a dict of each step, as a function would be; closed when `fit` ends.
 
-    Arrays of numbers are told as name/0, name/1, …; matrices are left out.
+    Arrays of numbers become name/0, name/1, …; matrices are left out.
     """
 
     def __call__(self, values: Mapping[str, Any]) -> None:

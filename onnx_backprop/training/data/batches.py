@@ -23,10 +23,10 @@ from onnx_backprop.training.divergence import BadBatchError
 class Batches:
     """Batches of rows: `for feeds in Batches({"x": x, "target": t}, size=32)`.
 
-    Every epoch is a permutation of all rows drawn from (seed, epoch), so a training that is resumed in the middle of
-    an epoch sees the batches that are left of it. The last batch of an epoch may be smaller; `drop_last` leaves it out.
-    Rows of Parquet and Arrow files come in the order of `BlockOrder`, whose batches mix rows of up to 64 blocks.
-    A `datasets.Dataset` will do for the arrays, and what `image_folder` returns.
+    Every epoch is a permutation of all rows drawn from (seed, epoch), so a training that is resumed within an epoch
+    sees the remaining batches. The last batch of an epoch may be smaller; `drop_last` leaves it out. Rows of Parquet
+    and Arrow files come in the order of `BlockOrder`, whose batches mix rows of up to 64 blocks. A `datasets.Dataset`
+    or the result of `image_folder` may replace the arrays.
     """
 
     @explaining("As Batches({'x': x, 'target': y}, size=32)")
@@ -44,11 +44,12 @@ class Batches:
     ) -> None:
         """Errors: InvalidArgumentError for no arrays, arrays of different lengths, or a size below 1.
 
-        scale: what images of bytes are multiplied by, as 1/255, or "imagenet", see `images.scaled`; of several arrays
-        by name.
-        transform: called with each row, a dict of arrays, and a generator of random numbers that depends on the seed,
-        the epoch and the row alone; it returns the row that is fed, before it is scaled. `augment` makes some.
-        whole: the former name of `drop_last`, which 1.2 no longer knows.
+        Args:
+            scale: a factor for images of bytes, as 1/255, or "imagenet", see `images.scaled`; for several arrays, by
+                name.
+            transform: called with each row, a dict of arrays, and a random generator that depends only on the seed, the
+                epoch and the row; it returns the row to feed, before scaling. `augment` makes such functions.
+            whole: the former name of `drop_last`, which 1.2 no longer knows.
         """
         if whole is not None:
             warn("it is called drop_last, and 1.2 no longer knows this name. Write drop_last", argument="whole")

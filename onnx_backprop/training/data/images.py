@@ -46,13 +46,13 @@ def image_folder(
     labels: str = "labels",
     channels_last: bool = False,
 ) -> "ImageFolder":
-    """Images FOLDER/CLASS/… as arrays for `Batches`: bytes (N, 3, height, width), and the number of each one's class.
+    """Images FOLDER/CLASS/… as arrays for `Batches`: bytes (N, 3, height, width), and the number of each image's class.
 
         data = ob.image_folder("flowers", (224, 224), image="input")
         batches = ob.Batches(data, 32, scale="imagenet", transform=ob.augment("flip", "crop"))
 
-    Classes are the folders in the order of their names, `data.classes`. Images are read when a batch needs them and
-    brought to the size. Needs Pillow.
+    Classes are the folders sorted by name, `data.classes`. Images are read and resized when a batch needs them. Needs
+    Pillow.
 
     Errors: InvalidArgumentError for a folder without classes, a class without images, a file that is no image.
     """
@@ -145,10 +145,10 @@ def check_scale(scale: Any, arrays: Mapping[str, Any]) -> dict[str, Scale]:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of one row, its images (3 or 1 channels, first or last) and masks (height, width) alike.
+    """Random changes of one row, alike for its images (3 or 1 channels, first or last) and masks (height, width).
 
-    flip: left and right, half of the time. crop: shifted by up to an eighth of either side, what comes in is the
-    reflection. jitter: images alone, contrast and brightness by up to a fifth.
+    flip: left and right, half of the time. crop: shifted by up to an eighth of either side, filled by reflection.
+    jitter: contrast and brightness by up to a fifth, of images only.
     """
 
     flip: bool = False

@@ -19,23 +19,23 @@ def pack(
     ignore_index: int = -100,
     cut: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Rows of so many tokens, each of one text behind the other: a text goes into the first row that has room for it.
+    """Texts packed one after the other into rows of `length` tokens: each goes into the first row that has room.
 
         arrays = ob.pack([[1, 4, 2], [3, 5, 2]], 8)  # [[1, 4, 2, 3, 5, 2, 0, 0]], as tokenizers number texts
         batches = ob.Batches(arrays, size=1)
 
     Args:
-        texts: the ids of the tokens of each.
+        texts: the token ids of each.
         length: of a row.
-        labels: of each text, as long as it is, with `ignore_index` where nothing is learned, as in a question. Default:
+        labels: of each text, with its length, and `ignore_index` where nothing is learned, as in a question. Default:
             the ids themselves.
-        pad: the id behind the last text of a row.
-        ignore_index: the label there, and that of the first token of every text, which no token of it comes before.
+        pad: the id that fills the rest of a row.
+        ignore_index: the label there, and of the first token of every text, since no token of it comes before.
         cut: take the first `length` tokens of a longer text.
 
     Returns: int64 arrays of the shape (rows, length): `input_ids`; `labels`, of the tokens themselves as
-    `losses.NextToken` takes them; `position_ids`, from 0 in every text; `segment_ids`, 1, 2, … and 0 behind the last;
-    `attention_mask`, 1 where there is a text. A mask of that kind does not keep texts apart, see `packed_bias`.
+    `losses.NextToken` takes them; `position_ids`, from 0 in every text; `segment_ids`, 1, 2, … and 0 after the last
+    text; `attention_mask`, 1 where there is a text. That mask does not keep texts apart, see `packed_bias`.
     Errors: InvalidArgumentError for no texts, one without tokens or longer than a row, labels of another length.
     """
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
@@ -71,17 +71,17 @@ def pack(
 def packed_bias(
     segment_ids: Any = None, *, position_ids: Any = None, window: int | None = None, dtype: Any = np.float32
 ) -> np.ndarray:
-    """What is added to scores of attention so that a token reads those before it in its own text: 0 or -65504.
+    """A bias for attention scores so that a token reads only the tokens before it in its own text: 0 or -65504.
 
-    bias[b, 0, i, j] = 0 where j <= i and segments[b, i] = segments[b, j], and i - j < window where that is given.
+    bias[b, 0, i, j] = 0 where j <= i and segments[b, i] = segments[b, j], and i - j < window if that is given.
 
     Args:
         segment_ids: (B, T), whole numbers, one for each text of a row, as `pack` gives them.
-        position_ids: in their place; a text begins where they are 0.
-        window: how many tokens one reads, itself among them.
+        position_ids: an alternative; a text begins where they are 0.
+        window: how many tokens one reads, including itself.
         dtype: a float, or bool for a mask that is True where a token is read.
 
-    Returns: (B, 1, T, T). A token behind the last text reads at least itself, so that no row of scores is empty.
+    Returns: (B, 1, T, T). A token after the last text reads at least itself, so no row of scores is empty.
     Errors: InvalidArgumentError for both or neither, other shapes and types, positions that do not count up from 0.
     """
     if (segment_ids is None) == (position_ids is None):

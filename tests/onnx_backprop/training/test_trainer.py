@@ -248,6 +248,8 @@ def test_batches() -> None:
     assert [len(batch["x"]) for batch in batches(drop_last=True)] == [7] * 8
     with pytest.warns(ob.OnnxBackpropWarning, match="whole: it is called drop_last"):
         assert len(batches(whole=True)) == 8
+    with pytest.warns(ob.OnnxBackpropWarning, match=r"1\.2 no longer knows this name\. Write memory_summary"):
+        assert training().memory_told() == training().memory_summary()
     np.testing.assert_array_equal(next(iter(batches(shuffle=False)))["x"], data()["x"][:7])
     with pytest.raises(ob.InvalidArgumentError, match="one number of rows, got 'a': 2, 'b': 3"):
         ob.Batches({"a": np.zeros(2), "b": np.zeros(3)}, 1)
