@@ -2,8 +2,8 @@
 
     pip install casadi && python examples/mpc.py
 
-A network learns how a pendulum moves in a tenth of a second from random samples. IPOPT then swings it up: 25 torques
-within bounds, and the states that the network predicts. Exit code 0: the pendulum stands in the end, 1: not.
+A network learns from random samples how a pendulum moves in a tenth of a second. IPOPT then swings it up with 25
+bounded torques, using the predicted states. Exit code 0: the pendulum stands at the end; 1: it does not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEP, HORIZON, TORQUE = 0.1, 25, 6.0
 
 
 def pendulum(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
-    """(N, 2) angle (0 hangs) and speed, a step later, (N,) torques acting."""
+    """(N, 2) angle (0: hanging) and speed one step later, under (N,) torques."""
     angle, speed = state[:, 0], state[:, 1]
     for _ in range(20):
         speed = speed + STEP / 20 * (torque - 0.2 * speed - 9.81 * np.sin(angle))
@@ -35,7 +35,7 @@ def pendulum(state: np.ndarray, torque: np.ndarray) -> np.ndarray:
 
 
 def network(hidden: int = 24) -> ModelProto:
-    """state (N, 2), torque (N, 1) -> next (N, 2): what the step adds is learnt, of sine and cosine of the angle."""
+    """state (N, 2), torque (N, 1) -> next (N, 2): learns the change, from sine and cosine of the angle."""
     model = parser.parse_model(
         '<ir_version: 9, opset_import: ["": 18]> plant (double[N, 2] state, double[N, 1] torque) => (double[N, 2] next)'
         " <int64[1] first = {0}, int64[1] second = {1}, int64[1] third = {2}> {"
@@ -50,7 +50,7 @@ def network(hidden: int = 24) -> ModelProto:
 
 
 def train(path: Path, epochs: int = 150) -> None:
-    """Write the network, trained."""
+    """Train the network and write it."""
     rng = np.random.default_rng(1)
     state = rng.uniform([-1.5, -8], [4.5, 8], (4096, 2))
     torque = rng.uniform(-TORQUE, TORQUE, (4096, 1))
@@ -61,7 +61,7 @@ def train(path: Path, epochs: int = 150) -> None:
 
 
 def solve(f: Any, casadi: Any) -> tuple[np.ndarray, dict[str, Any]]:
-    """The states from hanging to standing, and what IPOPT says."""
+    """The states from hanging to standing, and IPOPT's statistics."""
     states, torques = casadi.MX.sym("states", 2, HORIZON + 1), casadi.MX.sym("torques", HORIZON)
     gaps, cost = [states[:, 0]], casadi.MX(0)
     for k in range(HORIZON):
@@ -78,7 +78,7 @@ def solve(f: Any, casadi: Any) -> tuple[np.ndarray, dict[str, Any]]:
 
 
 def main() -> int:
-    """0 where the pendulum stands in the end."""
+    """0 if the pendulum stands at the end."""
     library = next(Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.*"))
     os.environ.setdefault("CASADI_ONNXRUNTIME_LIB", str(library))
     casadi = import_module("casadi")

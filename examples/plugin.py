@@ -1,8 +1,8 @@
-"""Trains what `onnx-backprop compile` has written with onnxruntime and NumPy alone; this package is not imported.
+"""Trains the output of `onnx-backprop compile` with only onnxruntime and NumPy, without importing this package.
 
 python examples/plugin.py FOLDER TARGET DATA.npz [--learning-rate R] [--epochs N] [--time]
 
-DATA.npz: an array for every input of the graph, the batches along a first axis more. Prints the loss of every step.
+DATA.npz: an array for every input of the graph, with an extra first axis for the batches. Prints the loss of each step.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import onnxruntime
 
 
 def _copy(array: np.ndarray) -> onnxruntime.OrtValue:
-    """In memory of onnxruntime's own."""
+    """A copy in onnxruntime's own memory."""
     value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype)
     value.update_inplace(array)
     return value
@@ -27,7 +27,7 @@ class Training:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
-        # hold what a run needs at a time and no more, in the graph's own order, as `Trainer` does
+        # hold only what a run needs at a time, in the graph's own order, as `Trainer` does
         options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
         options.enable_mem_pattern = options.enable_mem_reuse = False
         options.register_custom_ops_library(str(library))
@@ -36,12 +36,12 @@ class Training:
         self.names = [value.name for value in initial.get_outputs()]
         arrays = dict(zip(self.names, map(np.asarray, initial.run(None, {})), strict=True))
         about = self.session.get_modelmeta().custom_metadata_map
-        same = about["in_place"].split("\n")  # what a step overwrites, as the last thing that it does
+        same = about["in_place"].split("\n")  # what a step overwrites at its end
         first = {name: _copy(array) for name, array in arrays.items()}
         second = {name: first[name] if name in same else _copy(array) for name, array in arrays.items()}
         outputs = [value.name for value in self.session.get_outputs()]
         self.loss, new = outputs[0], dict(zip(self.names, outputs[1:], strict=False))
-        self.guard = np.ones((), np.float32)  # a step that has overwritten its state raises it
+        self.guard = np.ones((), np.float32)  # a step that has overwritten its state increases it
         self.bindings = []
         for read, written in ((first, second), (second, first)):
             binding = self.session.io_binding()
@@ -54,7 +54,7 @@ class Training:
             self.bindings.append((binding, read))
 
     def step(self, feeds: dict[str, np.ndarray]) -> float:
-        """One step; the loss before its update. A loss that is no finite number leaves the state as it was."""
+        """One step; the loss before its update. A loss that is not finite leaves the state unchanged."""
         binding, _ = self.bindings[0]
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)

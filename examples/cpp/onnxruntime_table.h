@@ -1,5 +1,5 @@
 // The functions of onnxruntime that a training needs, by their documented positions in its table, which never change.
-// A function throws what the OrtStatus says. With the headers of a release of onnxruntime this file is not needed.
+// A function throws the message of its OrtStatus. With the headers of an onnxruntime release this file is not needed.
 #pragma once
 #include <cstddef>
 #include <cstdint>

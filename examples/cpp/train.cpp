@@ -1,11 +1,11 @@
-// Trains what `onnx-backprop compile` has written, without Python.
+// Trains the output of `onnx-backprop compile` without Python.
 //
 //   train FOLDER LIBRARY BATCHES STEPS RATE [THREADS]
 //
-// LIBRARY is one of FOLDER's, or - for standard operators. BATCHES holds the bytes of one batch after the other, each the
-// inputs of the graph in their order. Prints the losses of the steps, then the last batch's in inference mode; seconds of
-// processor time of the fastest step go to the standard error. Goes on from FOLDER/checkpoint.safetensors if that is
-// there, and writes it and FOLDER/trained.onnx.
+// LIBRARY is one of FOLDER's, or - for standard operators. BATCHES holds the bytes of the batches one after the other,
+// each with the inputs of the graph in order. Prints the losses of the steps, then the last batch's in inference mode; seconds
+// of processor time of the fastest step go to the standard error. Continues from FOLDER/checkpoint.safetensors if it
+// exists, and writes it and FOLDER/trained.onnx.
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>

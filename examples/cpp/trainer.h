@@ -1,4 +1,4 @@
-// A training that `onnx-backprop compile` has written, in C++17 on onnxruntime alone: its steps, an evaluation,
+// Runs a training that `onnx-backprop compile` has written, in C++17 with only onnxruntime: steps, an evaluation,
 // checkpoints that `Trainer.load` reads too, and the trained model.
 #pragma once
 #include <algorithm>

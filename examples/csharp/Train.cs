@@ -1,10 +1,10 @@
-// Trains what `onnx-backprop compile` has written, with the NuGet package Microsoft.ML.OnnxRuntime alone:
+// Trains the output of `onnx-backprop compile` with only the NuGet package Microsoft.ML.OnnxRuntime:
 //
 //   Train FOLDER LIBRARY BATCHES STEPS RATE [THREADS]
 //
-// LIBRARY is one of FOLDER's, or - for standard operators. BATCHES holds the bytes of one batch after the other, each the
-// inputs of the graph in their order. Prints the losses of the steps, then the last batch's in inference mode. Goes on from
-// FOLDER/checkpoint.safetensors if that is there, and writes it and FOLDER/trained.onnx.
+// LIBRARY is one of FOLDER's, or - for standard operators. BATCHES holds the bytes of the batches one after the other,
+// each with the inputs of the graph in order. Prints the losses of the steps, then the last batch's in inference mode.
+// Continues from FOLDER/checkpoint.safetensors if it exists, and writes it and FOLDER/trained.onnx.
 using System;
 using System.Collections.Generic;
 using System.Globalization;

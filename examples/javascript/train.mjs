@@ -1,9 +1,9 @@
-// Trains what `onnx-backprop compile` has written, in Node with koffi (npm install koffi), which calls onnxruntime's C
-// interface: onnxruntime-node itself takes no libraries of custom operators.
+// Trains the output of `onnx-backprop compile` in Node with koffi (npm install koffi), which calls onnxruntime's C interface:
+// onnxruntime-node itself cannot load libraries of custom operators.
 //   node train.mjs ONNXRUNTIME FOLDER LIBRARY BATCHES STEPS RATE [THREADS]
 // ONNXRUNTIME: its shared library, as onnxruntime-node has it. LIBRARY: of FOLDER, or - for standard operators. BATCHES holds
 // the bytes of one batch after the other, each the inputs of the graph in their order. Prints the losses of the steps, then
-// the last batch's in inference mode. Goes on from FOLDER/checkpoint.safetensors, and writes it and FOLDER/trained.onnx.
+// the last batch's in inference mode. Continues from FOLDER/checkpoint.safetensors, and writes it and FOLDER/trained.onnx.
 import { existsSync, openSync, readFileSync, readSync, renameSync, writeFileSync } from 'node:fs';
 import path from 'node:path';
 import koffi from 'koffi';

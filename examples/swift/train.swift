@@ -1,8 +1,8 @@
-// Trains what `onnx-backprop compile` has written, on macOS or iOS, with the package onnxruntime-swift-package-manager alone:
+// Trains the output of `onnx-backprop compile` on macOS or iOS with only the package onnxruntime-swift-package-manager:
 //   train FOLDER LIBRARY BATCHES STEPS RATE [THREADS]
 // LIBRARY: of FOLDER, or - for standard operators. BATCHES holds the bytes of one batch after the other, each the inputs of
-// the graph in their order. Prints the losses of the steps, then the last batch's in inference mode. Goes on from
-// FOLDER/checkpoint.safetensors if that is there, and writes it and FOLDER/trained.onnx.
+// the graph in their order. Prints the losses of the steps, then the last batch's in inference mode. Continues from
+// FOLDER/checkpoint.safetensors if it exists, and writes it and FOLDER/trained.onnx.
 import Foundation
 import OnnxRuntimeBindings
 

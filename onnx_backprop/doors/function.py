@@ -63,8 +63,7 @@ def function(
 
     Args:
         model, options (stop, free, kernels, strict, straight_through, checkpoint): as `backward` takes them. With
-        `free`, a
-            file of one row becomes a function of rows.
+            `free`, a file of one row becomes a function of rows.
         wrt: inputs and initializers to differentiate with respect to. The initializers become inputs after the model's
             own, and `f.values` has their arrays. Default: every float input.
         of: outputs, or values inside the graph, in a list. Default: all outputs.

@@ -9,7 +9,7 @@ import pytest
 import onnx_backprop as ob
 from onnx_backprop import artifacts
 from tests.conformance import __main__ as conformance
-from tests.docs.blocks import ROOT
+from tests.docs.blocks import ROOT, blocks
 from tests.fidelity import report as fidelity
 from tests.field import report as field
 
@@ -27,3 +27,8 @@ def test_every_public_name_is_in_the_reference() -> None:
 )
 def test_generated_pages_begin_as_their_generators_write_them(page: str, head: str) -> None:
     assert (ROOT / "docs" / f"{page}.md").read_text("utf-8").startswith(head)
+
+
+def test_the_rule_that_contributing_shows_is_in_the_code() -> None:
+    (block,) = (block for block in blocks(ROOT / "CONTRIBUTING.md") if block.language == "python")
+    assert f"\n{block.text}\n" in (ROOT / "converters" / "rules" / "norm.py").read_text("utf-8")
