@@ -38,8 +38,7 @@ def vmap(
         axes: {input: the place of its new axis}; negative ones count from the end of the shape with that axis. An input
             that is not named, or is named with None, is shared by all rows. A named initializer becomes an input
             without a default, for example for an ensemble. A seed of a derivative gets the axis if its value has it,
-            unless it
-            is named: `<y>_grad` with y, `<x>_tangent` with x.
+            unless it is named: `<y>_grad` with y, `<x>_tangent` with x.
         out_axes: the place of the axis in the outputs, for all or {output: axis}; 0 for those that are not named. An
             output that depends on none of the inputs is repeated.
         kernels, inline: see `backward`.

@@ -154,8 +154,7 @@ def lora(
         targets: the weights of Gemm, MatMul, Conv, ConvTranspose, GRU, LSTM, RNN, com.microsoft's Attention,
             MatMulNBits and MatMulBnb4, and tables of Gather and its GatherBlockQuantized, also quantized ones behind
             DequantizeLinear: names, globs or regular expressions of tensors, nodes, or PyTorch modules, if the exporter
-                has written these
-            into the file. ["*"]: all.
+            has written these into the file. ["*"]: all.
         rank: of ΔW, at most.
         alpha: ΔW's scale times its rank. Default: the rank.
         also: initializers that are trained whole and saved with the adapters, such as a new head's.

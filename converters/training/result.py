@@ -37,11 +37,10 @@ class TrainingGraph:
     """A training graph and what a training loop needs to know about it.
 
     model: if the file has 64 MiB or more of weights beside it, this refers to them, see `save_model`. Without an
-    optimizer,
-        its outputs are the loss, the model's own outputs, then the gradients in the order of `input_gradients` and
-        `parameters`; its inputs are the data, the target, then the parameters, with the model's values as defaults.
-        With an optimizer, the new values of everything in `updates` replace the parameters' gradients, and the learning
-        rate and the state are further inputs.
+        optimizer, its outputs are the loss, the model's own outputs, then the gradients in the order of
+        `input_gradients` and `parameters`; its inputs are the data, the target, then the parameters, with the model's
+        values as defaults. With an optimizer, the new values of everything in `updates` replace the parameters'
+        gradients, and the learning rate and the state are further inputs.
     loss: the name of the loss output, a one-element tensor.
     inputs: what every step must feed: the data inputs, then the targets.
     target: the name of the first input of the loss, None for a model that computes its own loss.
@@ -55,7 +54,8 @@ class TrainingGraph:
     input_gradients: each input of `wrt_inputs` and the output with its gradient of the loss.
     frozen: the float initializers that could be trained and are not.
     optional: inputs that a step may be fed and that the graph computes otherwise: masks, positions and lengths of a
-    decoder. left_out: the float initializers that are no parameters, and what each is, as `exponent of Pow`.
+        decoder.
+    left_out: the float initializers that are no parameters, and what each is, as `exponent of Pow`.
     settings: the requested options, as plain values.
     """
 

@@ -73,7 +73,7 @@ PROVIDERS: dict[str, Provider] = {
         Provider(
             "cuda",
             "CUDAExecutionProvider",
-            "pip install onnxruntime-gpu",
+            "pip install 'onnxruntime-gpu[cuda,cudnn]'",
             how="in the place of onnxruntime",
             needs="a GPU of NVIDIA with its driver, CUDA and cuDNN: `pip install 'onnxruntime-gpu[cuda,cudnn]'`",
             memory="cuda",

@@ -79,8 +79,7 @@ def backward(
         strict: refuse a name in `wrt` or `of` if the derivative is zero, as through Sign, or if `of` does not depend on
             it. By default the gradient is zeros, and a warning names the nodes that stop it.
         checkpoint: store the states of a Loop or Scan only at every so many steps and compute the others again; √n
-            needs
-            the least memory for n steps. 0: store all.
+            needs the least memory for n steps. 0: store all.
         per_sample: the result for each row of a batch, as for a batch of that row alone: `<w>_grad` has the shape of w
             with the rows in front, `<x>_grad` of an x with rows its own shape. Rows are axis 0 of the named inputs, as
             ["x"], or with True of all inputs, which then have one symbol there. An output of one element per row is

@@ -223,7 +223,7 @@ def test_a_device_that_is_not_there(
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     assert finetune("--device", "cuda") == 2
     assert "--device: 'cuda' is not there: " in (said := " ".join(capsys.readouterr().err.split()))
-    assert "`pip install onnxruntime-gpu`" in said
+    assert "`pip install 'onnxruntime-gpu[cuda,cudnn]'`" in said
     assert not (folder / "out").exists(), "before any long work"
 
 
