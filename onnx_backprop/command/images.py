@@ -16,8 +16,10 @@ from onnx_backprop.training.data.images import Scale, augment, image_folder
 
 OF_IMAGES = [
     argument("--layout", choices=("arrays", "classes"), default="arrays", help="classes: DATA/CLASS/image.png, …"),
-    argument("--size", metavar="HEIGHTxWIDTH", help="of images in a folder (default: as the model states it)"),
-    argument("--scale", metavar="NUMBER|imagenet", help="what images of bytes are multiplied by, as 1/255"),
+    argument(
+        "--size", metavar="HEIGHTxWIDTH", help="resize images of a folder (default: to the size that the model states)"
+    ),
+    argument("--scale", metavar="NUMBER|imagenet", help="multiply images of bytes by this, as 1/255"),
     argument("--augment", metavar="NAMES", help="random changes of images, with commas: flip, crop, jitter"),
 ]
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)

@@ -1,4 +1,4 @@
-"""`onnx-backprop convert`: write a model that computes gradients as well."""
+"""`onnx-backprop convert`: write a model that also computes gradients."""
 
 import argparse
 import contextlib
@@ -213,24 +213,24 @@ def _print_summary(arguments: argparse.Namespace, model: ModelProto, lines: Sequ
 
 COMMAND = Command(
     usage="%(prog)s IN -o OUT [options]",
-    description="Without --loss the result computes d OF / d WRT, or what --mode names; with it, a loss and the "
-    "gradients of the parameters, or with --optimizer a whole step, for `compile` and `Trainer`. Without any of them, "
-    "a model that has Gradient, Adam, Adagrad or Momentum nodes of ai.onnx.preview.training becomes one that "
-    "onnxruntime runs. Lists of names end at the next option.",
+    description="Without --loss, the result computes d OF / d WRT, or the derivative that --mode names. With --loss, "
+    "it computes the loss and the gradients of the parameters; with --optimizer too, a whole step, for `compile` and "
+    "`Trainer`. Without any of these, Gradient, Adam, Adagrad and Momentum nodes of ai.onnx.preview.training become "
+    "nodes that onnxruntime runs. Lists of names end at the next option.",
     run=run,
     arguments=[
         *shared("model", metavar="IN", help="the ONNX model to read"),
         *shared("-o"),
         *shared(
             "--wrt",
-            help="inputs, initializers and values inside to differentiate by (default: every float initializer); with "
-            "--loss: inputs, beside the parameters",
+            help="differentiate with respect to these inputs, initializers and values inside (default: all float "
+            "initializers); with --loss: to inputs, besides the parameters",
         ),
         argument(
             "--mode",
             choices=(*MODES, FAMILY),
-            help="which derivative, by the name of the function that makes it (default: backward); vmap: the model for "
-            "many rows at once; family: IN as it is and, beside it, its derivatives for CasADi",
+            help="the derivative, by the name of its function (default: backward); vmap: a model for many rows; "
+            "family: IN and, beside it, its derivatives for CasADi",
         ),
         argument(
             "--axes", nargs="+", action="extend", metavar="INPUT:AXIS", help="where vmap puts the new axis, as x:0"
@@ -240,7 +240,11 @@ COMMAND = Command(
         *shared("--of", "--stop", "--free", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie"),
         *shared("--straight-through", "--strict", "--checkpoint", "--kernels", "--precision", "--memory"),
         *shared("--training-mode", "--no-frozen-statistics"),
-        *shared("--optimizer", default=None, help="that updates the weights (default: gradients are outputs)"),
+        *shared(
+            "--optimizer",
+            default=None,
+            help="the optimizer that updates the weights (default: none, gradients are outputs)",
+        ),
         *OF_OPTIMIZERS,
         *shared("--limit", "--force", "--quiet"),
         argument(
@@ -248,9 +252,9 @@ COMMAND = Command(
             nargs="+",
             action="extend",
             metavar="NAME=N",
-            help="of symbolic dimensions, as batch=8, which --memory counts with",
+            help="lengths of symbolic dimensions for --memory, as batch=8",
         ),
         *shared("--inline"),
-        flag("--verbose", help="tell how nodes are converted"),
+        flag("--verbose", help="show how nodes are converted"),
     ],
 )

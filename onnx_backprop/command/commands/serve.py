@@ -1,4 +1,4 @@
-"""`onnx-backprop serve`: serve a page that `web` has written."""
+"""`onnx-backprop serve`: serve a page written by `web`."""
 
 import argparse
 
@@ -16,12 +16,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    description="Serves on this machine alone, unless --host says otherwise, until it is interrupted. Sends the "
-    "headers under which a browser lets the page use threads.",
+    description="Serves only on this machine, unless --host says otherwise, until it is interrupted. It sends the "
+    "headers that allow a page to use threads.",
     run=run,
     arguments=[
-        argument("site", metavar="SITE", help="the folder that `web` has written"),
-        argument("--port", default=8000, help="0: any that is free (%(default)s)"),
+        argument("site", metavar="SITE", help="a folder written by `web`"),
+        argument("--port", default=8000, help="port; 0: any free one (%(default)s)"),
         argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s)"),
     ],
 )

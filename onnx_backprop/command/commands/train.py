@@ -325,8 +325,8 @@ COMMAND = Command(
     description="DATA is an .npz file that holds an array for every input of the model and for the target: "
     "`target`, or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, "
     "and Parquet and Arrow files with a column for each array, may be larger than memory. With --layout classes it is "
-    "a folder of images. A URL, as s3://bucket/data.npz, is copied through fsspec. A checkpoint lies beside "
-    "OUT while the training runs and afterwards; --resume goes on from it. Lists of names end at the next option.",
+    "a folder of images. A URL, as s3://bucket/data.npz, is copied through fsspec. The training writes a checkpoint "
+    "beside OUT, from which --resume continues. Lists of names end at the next option.",
     run=run,
     arguments=[
         *shared("model"),
@@ -340,44 +340,50 @@ COMMAND = Command(
         "what is trained": [
             *shared("--trainable", "--frozen", "--prediction", "--stop", "--free", "--tie", "--untie"),
             flag(
-                "--dequantize",
-                help="train the float model that a quantised MODEL stands for; OUT has integers again, of the kind of "
-                "MODEL's",
+                "--dequantize", help="train a quantised MODEL as a float model; OUT is quantised again in the same way"
             ),
-            flag("--floats", help="with --dequantize: write OUT with floats"),
+            flag("--floats", help="with --dequantize: write OUT in floats"),
             *shared("--straight-through", "--strict", "--training-mode", "--no-frozen-statistics"),
         ],
         "steps and updates": [
             *shared("--epochs", "--batch-size", "--optimizer", "--learning-rate"),
-            argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)"),
+            argument(
+                "--schedule", choices=SCHEDULES, default="constant", help="schedule of the learning rate (%(default)s)"
+            ),
             *shared("--warmup"),
             *OF_OPTIMIZERS,
             *shared("--per-sample"),
             *shared(
-                "--seed", metavar="N", help="of the order of rows, Dropout and noise, of that 0 draws one (%(default)s)"
+                "--seed",
+                metavar="N",
+                help="seed of the order of rows, of Dropout and of noise; for noise 0 means a secret one (%(default)s)",
             ),
         ],
         "device": shared("--device", "--read-every"),
         "images": OF_IMAGES,
         "classes": OF_LOSSES,
-        "what is watched": WATCHED,
+        "evaluation and stopping": WATCHED,
         "memory and precision": shared("--memory", "--precision", "--checkpoint"),
-        "going on, and several ranks": [
-            flag("--resume", help="go on from the checkpoint beside OUT, if there is one"),
+        "resuming, and several ranks": [
+            flag("--resume", help="continue from the checkpoint beside OUT, if there is one"),
             *shared("--every"),
             argument(
-                "--launch", metavar="COMMAND", help='start the training by a command, as "mpiexec -n 4" for four ranks'
+                "--launch",
+                metavar="COMMAND",
+                help='start the training with this command, as "mpiexec -n 4" for four ranks',
             ),
             argument(
                 "--restarts",
                 default=0,
                 least=0,
                 metavar="TIMES",
-                help="start it again from the checkpoint, this often at most, where it was killed or has crashed "
-                "(%(default)s)",
+                help="restart it from the checkpoint at most so many times if it is killed or crashes (%(default)s)",
             ),
-            flag("--sync-batch-norm", help="BatchNormalization by the statistics of all ranks' rows"),
-            flag("--shard-update", help="each rank updates a part of the weights and keeps its moments"),
+            flag("--sync-batch-norm", help="let BatchNormalization use the statistics of all ranks' rows"),
+            flag(
+                "--shard-update",
+                help="let each rank update a part of the weights and keep only the moments of that part",
+            ),
         ],
     },
 )
