@@ -1,7 +1,5 @@
 // Trains the output of `onnx-backprop compile` with only onnxruntime's jar (com.microsoft.onnxruntime:onnxruntime):
-//
 //   java -cp onnxruntime.jar Train.java FOLDER LIBRARY BATCHES STEPS RATE [THREADS]
-//
 // LIBRARY is one of FOLDER's, or - for standard operators. BATCHES holds the bytes of the batches one after the other,
 // each with the inputs of the graph in order. Prints the losses of the steps, then the last batch's in inference mode.
 // Continues from FOLDER/checkpoint.safetensors if it exists, and writes it and FOLDER/trained.onnx.
@@ -38,6 +36,7 @@ public class Train {
     this.folder = folder;
     OrtSession.SessionOptions options = new OrtSession.SessionOptions();
     options.setIntraOpNumThreads(threads);
+    options.setMemoryPatternOptimization(false);  // which allocates all of a step once more, in one block
     if (!library.equals("-")) options.registerCustomOpLibrary(library);
     session = ENV.createSession(folder.resolve(library.equals("-") ? "standard.onnx" : "training.onnx").toString(), options);
     initial = ENV.createSession(folder.resolve("initial.onnx").toString());
