@@ -34,13 +34,14 @@ def jacobian(
     per_sample: PerSample = False,
     **options: Unpack[Options],
 ) -> ModelProto:
-    """∂y/∂x as further outputs `<y>_jacobian_<x>`, of the shape of y followed by that of x.
+    """∂y/∂x as extra outputs `<y>_jacobian_<x>`, with the shape of y followed by that of x.
 
     Args:
         model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         direction: "reverse" computes it by rows, one for each element of y; "forward" by columns, one for each element
-            of x; "auto" the fewer of them where all lengths are known, else rows. What the rows share is computed once.
-        per_sample: of each row of a batch alone, as `backward` takes it: y of (N, 3) by x of (N, 4) has (N, 3, 4).
+            of x; "auto" by the fewer of them if all lengths are known, else by rows. What the rows share is computed
+            once.
+        per_sample: for each row of a batch alone, as `backward` takes it: (N, 3, 4) for y (N, 3) and x (N, 4).
 
     A block of zeros has a warning. Raises: what `backward` does.
     """
@@ -61,7 +62,7 @@ def jacobian(
 
 @as_given
 def hessian(model: Model, wrt: Names = None, of: Names = None, **options: Unpack[Options]) -> ModelProto:
-    """∂²y/∂x∂z of one number y as further outputs `<x>_hessian_<z>`, of the shape of x followed by that of z.
+    """∂²y/∂x∂z of one number y as extra outputs `<x>_hessian_<z>`, with the shape of x followed by that of z.
 
     Args:
         model, wrt, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.

@@ -30,12 +30,12 @@ from onnx_backprop.opset.graphs.names import used_names
 def vjp(
     model: Model, wrt: Names = None, of: Names = None, *, batched: bool = False, **options: Unpack[Options]
 ) -> ModelProto:
-    """Σ_y (∂y/∂x)ᵀ · `<y>_grad` as further outputs `<x>_grad`, every y being seeded by an input, one number too.
+    """Σ_y (∂y/∂x)ᵀ · `<y>_grad` as extra outputs `<x>_grad`; an input seeds every y, also a single number.
 
     Args:
         model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
-        batched: several seeds in one run: `<y>_grad` has a further axis 0 and so has `<x>_grad`, of the same length,
-            which each run chooses, 1 at least. What does not depend on the seeds is computed once.
+        batched: several seeds in one run: `<y>_grad` and `<x>_grad` have an extra axis 0 of the same length, at least
+            1, which each run chooses. What does not depend on the seeds is computed once.
 
     Returns and raises: what `backward` does.
     """
@@ -51,11 +51,11 @@ def vjp(
 def jvp(
     model: Model, wrt: Names = None, of: Names = None, *, batched: bool = False, **options: Unpack[Options]
 ) -> ModelProto:
-    """Σ_x ∂y/∂x · `<x>_tangent` as further outputs `<y>_tangent`: what y changes by when each x does by its tangent.
+    """Σ_x ∂y/∂x · `<x>_tangent` as extra outputs `<y>_tangent`: the change of y when each x changes by its tangent.
 
     Args:
         model, wrt, of, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
-        batched: several tangents in one run: `<x>_tangent` and `<y>_tangent` have a further axis 0.
+        batched: several tangents in one run: `<x>_tangent` and `<y>_tangent` have an extra axis 0.
 
     Returns: the model with an input `<x>_tangent`, of the shape and type of x, for each of `wrt`, and an output
     `<y>_tangent` for each of `of`. A y that depends on no x gets zeros and a warning. Raises: what `backward` does.
@@ -72,16 +72,17 @@ def jvp(
 def hvp(
     model: Model, wrt: Names = None, of: Names = None, *, batched: bool = False, **options: Unpack[Options]
 ) -> ModelProto:
-    """Σ_z ∂²y/∂x∂z · `<z>_direction` as further outputs `<x>_hvp`, for an output y of one element.
+    """Σ_z ∂²y/∂x∂z · `<z>_direction` as extra outputs `<x>_hvp`, for an output y of one element.
 
     Args:
         model, wrt, options (stop, free, kernels, inline, straight_through, strict, checkpoint, …): see `backward`.
         of: the output, in a list of one. Default: the only float output.
-        batched: several directions in one run: `<x>_direction` and `<x>_hvp` have a further axis 0.
+        batched: several directions in one run: `<x>_direction` and `<x>_hvp` have an extra axis 0.
 
     Returns: the model with an input `<x>_direction`, of the shape and type of x, and an output `<x>_hvp` for each of
-    `wrt`. Where y is linear in all of them, zeros and a warning; `strict` refuses that. Raises: InvalidArgumentError
-    for a y of more elements, or of a shape that inference does not find, and what `backward` raises.
+    `wrt`. If y is linear in all of them, these are zeros, with a warning; `strict` refuses that. Raises:
+    InvalidArgumentError for a y of more elements, or of a shape that inference does not find, and what `backward`
+    raises.
     """
     work = Work(model, wrt, of, **options)
     gradients = gradients_of_scalar(work, wrt, of)

@@ -48,17 +48,17 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(ABC):
-    """What every optimizer has.
+    """The arguments of every optimizer.
 
     Args:
         weight_decay: λ.
-        clip_value: gradients are clipped to ± this, element by element, before anything else.
-        clip_norm: gradients are scaled by min(1, clip_norm / (n + 10⁻⁶)), n the square root of the sum of the squares
-            of all of them.
+        clip_value: gradients are first clipped to ± this, element by element.
+        clip_norm: gradients are scaled by min(1, clip_norm / (n + 10⁻⁶)), n being the square root of the sum of the
+            squares of all of them.
         accumulate: one update for so many runs of the graph, along the mean of their gradients.
-        ema: d of a running mean of each parameter, m ← m + (1 - d) / (1 - dᵗ)·(x - m) after update t: the mean of what
-            the updates have made of it, weighed by dᵗ⁻ⁱ, in which the start has no part. Before the first it is x.
-        groups: parameters with a learning rate or a weight decay of their own.
+        ema: d of a running mean of each parameter, m ← m + (1 - d) / (1 - dᵗ)·(x - m) after update t: the mean of the
+            parameter after each update, weighted by dᵗ⁻ⁱ, without the initial value. Before the first update it is x.
+        groups: parameters with their own learning rate or weight decay.
     """
 
     name: ClassVar[str]

@@ -169,8 +169,8 @@ class TrainingGraph:
     ) -> ModelProto:
         """The model with its loss in inference mode: Dropout passes, BatchNormalization uses its running statistics.
 
-        Outputs: the loss, then `outputs`; default: the model's own. loss: False for those alone, without its inputs.
-        The parameters and statistics are inputs, with their values as defaults where the graph has them. mapped:
+        Outputs: the loss, then `outputs`; default: the model's own. loss=False: only these, without the inputs of the
+        loss. The parameters and statistics are inputs, with their values as defaults if the graph has them. mapped:
         weights in files stay there, as in `model`.
         """
         others = [name for name in (self.outputs if outputs is None else outputs) if name != self.loss]
@@ -186,12 +186,12 @@ class TrainingGraph:
         outputs: Sequence[str] | None = None,
         mapped: bool = False,
     ) -> ModelProto:
-        """The plain model in inference mode: inputs, outputs and metadata as they came, the weights `values`.
+        """The plain model in inference mode, with its original inputs, outputs and metadata and the weights `values`.
 
-        Of a decoder that is its nodes as they came too, with pasts and presents, unless tensors were tied.
+        A decoder has its original nodes too, with pasts and presents, unless tensors were tied.
 
-        values: of parameters, trained or frozen, and statistics; those left out are as in the model that came.
-        outputs: names of tensors to give in the place of the model's outputs.
+        values: of parameters, trained or frozen, and statistics; those left out are as in the original model.
+        outputs: names of tensors to return instead of the model's outputs.
         mapped: weights in files stay there, as in `model`.
         Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
         """

@@ -77,31 +77,32 @@ def generate_artifacts(
     inline: bool = False,
     precision: str | None = None,
 ) -> None:
-    """Write training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint, each behind `prefix`.
+    """Write training_model.onnx, eval_model.onnx, optimizer_model.onnx and checkpoint, each after `prefix`.
 
     Args:
         model: the forward model or its path.
         requires_grad: parameters to train: names, globs, regular expressions. Default: all that influence the loss.
-        frozen_params: parameters to leave as they are.
-        loss: a LossType, a loss of `ob.losses`, or a callable as in `training_graph`; None for a model whose output
-            is its loss.
+        frozen_params: parameters not to train.
+        loss: a LossType, a loss of `ob.losses`, or a callable as in `training_graph`; None for a model whose output is
+            its loss.
         optimizer: an OptimType or an optimizer of `ob.optimizers`; None writes no optimizer_model.onnx.
-        artifact_directory: where to. Default: the current folder. Files that are there are replaced, with a warning.
-        ort_format, custom_op_library: not served; refused where given.
-        additional_output_names: tensors of the model to give behind the loss.
-        nominal_checkpoint: write nominal_checkpoint as well, which holds names, types and shapes but no values.
-        loss_input_names: the output that the loss reads, where the model has several; one name.
+        artifact_directory: the folder to write to. Default: the current one. Existing files are replaced, with a
+            warning.
+        ort_format, custom_op_library: not supported; refused.
+        additional_output_names: tensors of the model to return after the loss.
+        nominal_checkpoint: also write nominal_checkpoint, which has names, types and shapes but no values.
+        loss_input_names: the output that the loss reads, if the model has several; one name.
         training_mode: put Dropout and BatchNormalization into training mode, see `training_graph`.
         inline: leave no functions in the graphs, for runtimes before onnxruntime 1.27, see `backward`.
-        precision: "bf16" for mixed precision, see `training_graph`. "fp16" is refused: between two graphs nobody would
-            skip a step.
+        precision: "bf16" for mixed precision, see `training_graph`. "fp16" is refused, since with two graphs nothing
+            would skip a step.
 
     The training model: inputs are the model's own, `target` or `labels`, the parameters, `<p>_grad.accumulation.buffer`
-    and `lazy_reset_grad`; outputs the loss, the additional ones, `<p>_grad`, `<p>_grad.accumulation.out`.
+    and `lazy_reset_grad`; outputs are the loss, the additional ones, `<p>_grad`, `<p>_grad.accumulation.out`.
 
-    Raises: ArtifactError, a RuntimeError, for a name that is both trained and frozen, unknown names (with near
-    misses), an unknown loss or optimizer, a prefix with a folder in it, files that are the model's own, or a model
-    above 2 GB; what `training_graph` raises.
+    Raises: ArtifactError, a RuntimeError, for a name that is both trained and frozen, unknown names (with near misses),
+    an unknown loss or optimizer, a prefix with a folder in it, files that are the model's own, or a model above 2 GB;
+    what `training_graph` raises.
     """
     if ort_format or custom_op_library is not None:
         raise ArtifactError("ort_format, custom_op_library: not served. Leave them out; the artifacts are plain ONNX")

@@ -20,7 +20,7 @@ from onnx_backprop.opset.core.shapes import Dims, describe
 
 
 class LossBuilder(Builder):
-    """A builder that can also add inputs to the graph; what a loss that is a callable receives."""
+    """A builder that can also add inputs to the graph; it is passed to a loss that is a callable."""
 
     def __init__(self, used_names: set[str], model_inputs: Mapping[str, ir.Value] | None = None) -> None:
         """model_inputs: inputs of the model, which a loss may name as its target."""
@@ -45,9 +45,9 @@ class LossBuilder(Builder):
     def input(
         self, name: str, like: ir.Value | None = None, *, dtype: ir.DataType | None = None, shape: Dims | None = None
     ) -> ir.Value:
-        """A new graph input that every step must feed, of the type and shape of `like` where none is given.
+        """A new graph input that every step must feed, by default with the type and shape of `like`.
 
-        Errors: InvalidArgumentError when the name is taken, InvalidModelError when a type or shape is unknown.
+        Errors: InvalidArgumentError if the name is taken, InvalidModelError if a type or shape is unknown.
         """
         given = self.unique(name)
         dtype = dtype or (None if like is None else like.dtype)

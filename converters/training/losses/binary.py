@@ -41,7 +41,7 @@ class BCEWithLogits(ElementLoss):
 class BCE(ElementLoss):
     """-(t · log y + (1 - t) · log(1 - y)) of probabilities y, each logarithm at least -100.
 
-    For a model that ends in a sigmoid. Of its logits, BCEWithLogits has more digits: `prediction` may name them. Where
+    For a model that ends in a sigmoid. BCEWithLogits on its logits is more accurate: `prediction` may name them. Where
     a logarithm is cut off, at y = 0 or y = 1, its derivative is 0; y outside 0 … 1 gives NaN.
     """
 

@@ -133,17 +133,17 @@ class ClassLoss(Loss):
 class SoftmaxCrossEntropy(ClassLoss):
     """(1 - ε) · Σ -w[t] · log p[t] / W + ε/C · Σ_n Σ_c -w_c · log p_c / W, p = softmax(y) along `axis`.
 
-    W = Σ w[t] over the positions (their number without weights), 1 for reduction "sum". Positions whose label is
-    `ignore_index` count nowhere; when all are ignored, the mean is 0/0 = NaN.
+    W = Σ w[t] over the positions (their number without weights), 1 for reduction "sum". Positions with the label
+    `ignore_index` do not count; if all are ignored, the mean is 0/0 = NaN.
 
     Args:
         weight: w, one number for each of the C classes.
         ignore_index: a label to leave out, in or outside 0 … C - 1.
         label_smoothing: ε in 0 … 1, the share of the target that is spread evenly over all classes.
-        axis: of the classes: 1, or -1 where they are last. Default: -1 where a matrix product makes the last axis of a
+        axis: of the classes: 1, or -1 if they are last. Default: -1 if a matrix product makes the last axis of a
             prediction of three axes or more, or a softmax goes along it, as in language models; else 1.
-        block_rows: rows of the last matrix product whose logits are computed at once, 0 for all. Default: blocks from
-            2²⁰ logits on, or 4096 classes where the number of rows is unknown. For classes on the last axis.
+        block_rows: how many rows of the last matrix product have their logits computed at once, 0 for all. Default:
+            blocks from 2²⁰ logits on, or 4096 classes if the number of rows is unknown. For classes on the last axis.
         label_type: of the labels: "int64", "int32", "int16", "int8", "uint8" or "bool".
 
     Shapes: y (N, C, d1, …), or (N, d1, …, C) for axis -1; the target is the new input `labels`, of shape (N, d1, …).
@@ -192,14 +192,14 @@ class SoftmaxCrossEntropy(ClassLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class NLL(ClassLoss):
-    """Σ -w[t] · log y[t] / W of probabilities y, W as SoftmaxCrossEntropy has it.
+    """Σ -w[t] · log y[t] / W of probabilities y, W as in SoftmaxCrossEntropy.
 
-    For a model that ends in a softmax. Of its logits, SoftmaxCrossEntropy has more digits: `prediction` may name them.
+    For a model that ends in a softmax. SoftmaxCrossEntropy on its logits is more accurate: `prediction` may name them.
     A logarithm is at least -100, and its derivative 0 at y = 0.
 
     Args:
         log_probabilities: whether y is the logarithm already, of a model that ends in LogSoftmax.
-        weight, ignore_index, axis, label_type: as SoftmaxCrossEntropy has them.
+        weight, ignore_index, axis, label_type: as in SoftmaxCrossEntropy.
 
     Shapes: those of SoftmaxCrossEntropy.
     """

@@ -28,20 +28,20 @@ _IMPOSSIBLE = 1e29
 
 @dataclass(frozen=True, kw_only=True)
 class CTC(Loss):
-    """-log Σ_π Π_t p[t, π_t] over all paths π that give the labels when repetitions, then blanks are taken away.
+    """-log Σ_π Π_t p[t, π_t] over all paths π that give the labels after removing repetitions, then blanks.
 
-    α_t(s) = p[t, z_s] · (α_{t-1}(s) + α_{t-1}(s - 1) + α_{t-1}(s - 2) where z_s is no blank and not z_{s-2}), z being
-    the labels between blanks, in logarithms, as a Scan over the steps.
+    α_t(s) = p[t, z_s] · (α_{t-1}(s) + α_{t-1}(s - 1) + α_{t-1}(s - 2) if z_s is no blank and not z_{s-2}), z being the
+    labels between blanks, in logarithms, as a Scan over the steps.
 
     Args:
         form: what y is: "log_probabilities", log p, as of a model that ends in LogSoftmax, or "logits".
         blank: the number of the class that means no label.
         batch_first: whether y is (N, T, C) and not (T, N, C).
         zero_infinity: whether a row whose labels do not fit into its steps counts 0, not infinity. Its gradient is 0.
-        label_type: of the labels, as SoftmaxCrossEntropy has it.
+        label_type: of the labels, as in SoftmaxCrossEntropy.
         reduction: "mean": of the rows, each divided by the number of its labels (1 for none); "sum".
 
-    Shapes: y (T, N, C); new inputs `labels` (N, S), padded with anything, and `input_lengths` and `target_lengths` (N),
+    Shapes: y (T, N, C); new inputs `labels` (N, S), with any padding, and `input_lengths` and `target_lengths` (N),
     int64: how many steps and labels of a row count. Lengths beyond T and S fail the run.
     Source: Graves et al., "Connectionist Temporal Classification", 2006.
     """

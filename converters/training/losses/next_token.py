@@ -32,22 +32,22 @@ from onnx_backprop.opset.core.shapes import Dims
 class NextToken(Loss):
     """Σ w · ((1 - ε) · -log p[t] - ε/C · Σ_c log p_c + ζ · (log Σ_c exp y_c)²) / Σ w over the tokens that count.
 
-    y[b, n] are the logits behind token n, p = softmax(y) and t = labels[b, n + 1], so that the labels are the input ids
-    themselves; with `shift=False` t = labels[b, n]. Tokens whose label is `ignore_index` count nowhere, nor does what
-    comes behind the last. Where no token counts, the loss and all gradients are 0. With `accumulate` an update divides
-    the gradients of the sums of all its batches by the tokens of all of them, as transformers does by
+    y[b, n] are the logits after token n, p = softmax(y) and t = labels[b, n + 1], so the labels are the input ids
+    themselves; with `shift=False` t = labels[b, n]. Tokens with the label `ignore_index` do not count, nor does the
+    prediction after the last token. If no token counts, the loss and all gradients are 0. With `accumulate`, an update
+    divides the summed gradients of all its batches by the tokens of all of them, as transformers does by
     `num_items_in_batch`; with reduction "sum" it is the mean of the batches' sums.
 
     Args:
         ignore_index: the label to leave out, -100 as in transformers.
-        shift: whether the logits are compared with the label that comes next.
+        shift: whether the logits are compared with the next label.
         weights: the name of a new input, w of every label, float, of the shape of the labels. Default: 1 for all.
         label_smoothing: ε in 0 … 1.
         z_loss: ζ, which keeps log Σ exp y near 0 (Chowdhery et al., "PaLM", section 5; 1e-4 there).
-        block_rows: as SoftmaxCrossEntropy has it.
+        block_rows: as in SoftmaxCrossEntropy.
         label_type: of the labels: "int64", "int32", "int16" or "int8".
 
-    Shapes: y (B, T, C), or (T, C); the target is the new input `labels`, (B, T) or (T); `target="input_ids"` takes an
+    Shapes: y (B, T, C), or (T, C); the target is the new input `labels`, (B, T) or (T); `target="input_ids"` uses an
     input of the model. Source: transformers, ForCausalLMLoss.
     """
 

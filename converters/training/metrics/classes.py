@@ -19,12 +19,13 @@ THRESHOLD: Expectation = ("None or a number", lambda given: given is None or np.
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(Metric):
-    """The share of positions whose highest score is that of the label; of elements whose yes or no is the target's.
+    """The share of positions whose highest score is that of the label; for yes and no, of elements that agree.
 
     Args:
-        threshold: of targets 0 and 1, above which a prediction is a yes. Default: 0 of logits, 1/2 of probabilities.
+        threshold: for targets 0 and 1, the score above which a prediction is a yes. Default: 0 for logits, 1/2 for
+            probabilities.
 
-    Positions whose label is ignored by the loss count nowhere. Of equal scores the first class is chosen.
+    Positions whose label the loss ignores do not count. Of equal scores the first class is chosen.
     """
 
     name: ClassVar[str] = "accuracy"
@@ -113,11 +114,12 @@ class OverlapMetric(Metric):
     """A ratio of TP, FP and FN: of every class, or of yes in every channel, and their mean.
 
     Args:
-        average: "macro": the mean over the classes that are in targets or predictions; "micro": of the TP, FP and FN of
-            all classes together; "binary": that of class 1 of two; None: of every class, NaN where there is none of it.
-        threshold: as Accuracy has it.
+        average: "macro": the mean over the classes that occur in targets or predictions; "micro": from the TP, FP and
+            FN of all classes together; "binary": that of class 1 of two; None: of every class, NaN if it does not
+            occur.
+        threshold: as in Accuracy.
 
-    Of yes and no, channels are along axis 1.
+    For yes and no, channels are along axis 1.
     """
 
     higher: ClassVar[bool] = True

@@ -48,14 +48,14 @@ class Perplexity(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class AUROC(Metric):
-    """The probability that a positive has a higher score than a negative, equal scores counting one half.
+    """The probability that a positive has a higher score than a negative; equal scores count one half.
 
-    Of several classes each against the rest, and the mean of those that have positives and negatives.
+    With several classes, each against the rest, and the mean of those that have positives and negatives.
 
     Args:
-        bins: of the histogram of scores in 0 … 1 that stands for them: scores in one bin count as equal. The result is
-            off by no more than half the share of pairs of a positive and a negative that lie in one bin.
-        average: None for that of every class, NaN where it has no positives or no negatives.
+        bins: of a histogram of scores in 0 … 1; scores in one bin count as equal. The error is at most half the share
+            of pairs of a positive and a negative in one bin.
+        average: None for that of every class, NaN if it has no positives or no negatives.
     """
 
     name: ClassVar[str] = "auroc"

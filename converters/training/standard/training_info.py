@@ -84,14 +84,14 @@ def _initialize(info: TrainingInfoProto, graph: TrainingGraph, state: dict[str, 
 def from_training_info(
     model: ModelProto, *, loss: str | None = None, learning_rate: str | None = None
 ) -> TrainingGraph:
-    """The training graph of a model with training_info, by this package or another.
+    """The training graph of a model with training_info, from this package or another.
 
-    loss: the output of the algorithm that is the loss; default: its first that no binding names. learning_rate: its
-    input of that role; default: one called learning_rate, R or lr, where there is one. Gradient, Adam, Adagrad and
+    loss: the output of the algorithm that is the loss; default: its first output that no binding names. learning_rate:
+    its input of that role; default: one called learning_rate, R or lr, if there is one. Gradient, Adam, Adagrad and
     Momentum nodes of the algorithm are expanded.
 
-    Raises: InvalidArgumentError for no training_info or unknown names, InvalidModelError for bindings to what is not
-    there.
+    Raises: InvalidArgumentError for no training_info or unknown names, InvalidModelError for bindings to missing
+    values.
     """
     if not model.training_info:
         raise InvalidArgumentError("the model has no training_info")
