@@ -81,7 +81,7 @@ def generate_artifacts(
 
     Args:
         model: the forward model or its path.
-        requires_grad: parameters to train: names, globs, regular expressions. Default: all parameters that influence the loss.
+        requires_grad: parameters to train: names, globs, regular expressions. Default: all that influence the loss.
         frozen_params: parameters to leave as they are.
         loss: a LossType, a loss of `ob.losses`, or a callable as in `training_graph`; None for a model whose output
             is its loss.
