@@ -15,15 +15,10 @@ from onnx_backprop.training.data.datasets import fetched, is_remote
 from onnx_backprop.training.data.images import Scale, augment, image_folder
 
 OF_IMAGES = [
-    argument(
-        "--layout",
-        choices=("arrays", "classes"),
-        default="arrays",
-        help="classes: DATA is a folder of CLASS/image.png, …",
-    ),
-    argument("--size", metavar="HEIGHTxWIDTH", help="size of images from a folder (default: that of the model)"),
-    argument("--scale", metavar="NUMBER|imagenet", help="factor for byte images, as 1/255"),
-    argument("--augment", metavar="NAMES", help="random changes of images, separated by commas: flip, crop, jitter"),
+    argument("--layout", choices=("arrays", "classes"), default="arrays", help="classes: DATA/CLASS/image.png, …"),
+    argument("--size", metavar="HEIGHTxWIDTH", help="of images in a folder (default: as the model states it)"),
+    argument("--scale", metavar="NUMBER|imagenet", help="what images of bytes are multiplied by, as 1/255"),
+    argument("--augment", metavar="NAMES", help="random changes of images, with commas: flip, crop, jitter"),
 ]
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 

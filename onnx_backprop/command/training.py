@@ -23,25 +23,20 @@ BALANCED = "balanced"
 SCHEDULES = ("constant", "linear", "cosine", "step", "one_cycle")
 _OF_LOSSES = ("weight", "ignore_index", "label_smoothing")  # of some losses, and what an option is called by them
 OF_OPTIMIZERS = [
-    argument("--momentum", type=float, metavar="NUMBER", help="momentum of sgd and rmsprop"),
+    argument("--momentum", type=float, metavar="NUMBER", help="of sgd and rmsprop"),
     *shared("--weight-decay", "--clip-norm", "--accumulate"),
     argument(
-        "--ema", type=float, metavar="DECAY", help="keep running means of the weights, which train evaluates and writes"
+        "--ema", type=float, metavar="DECAY", help="keep running means of the weights, which train measures and writes"
     ),
     argument(
         "--per-sample-clip",
         type=float,
         metavar="NORM",
-        help="differential privacy: limit for the norm of each row's gradient",
+        help="differential privacy: limit of the norm of the gradient of each row",
     ),
+    argument("--noise", default=0.0, metavar="NUMBER", help="on the sum of these, as a multiple of that limit (0)"),
     argument(
-        "--noise", default=0.0, metavar="NUMBER", help="noise on the sum of these, as a multiple of that limit (0)"
-    ),
-    argument(
-        "--expected-batch",
-        type=int,
-        metavar="ROWS",
-        help="what the sum is divided by (default: the rows of each batch)",
+        "--expected-batch", type=int, metavar="ROWS", help="what that is divided by (default: the rows of each batch)"
     ),
 ]
 OF_LOSSES = [
@@ -50,29 +45,27 @@ OF_LOSSES = [
         dest="weight",
         also="weight",
         metavar="balanced|W,…|FILE",
-        help="weights for a classification loss: rows / (classes · rows of the class), numbers, or a .npy or text file",
+        help="of a loss of classes: rows / (classes · rows of the class), numbers, or a file of them, .npy or text",
     ),
-    argument("--ignore-index", type=int, metavar="N", help="a label to ignore, as 255 in masks"),
-    argument("--label-smoothing", type=float, metavar="SHARE", help="share of the target to spread over all classes"),
+    argument("--ignore-index", type=int, metavar="N", help="a label that counts nowhere, as 255 in masks"),
+    argument("--label-smoothing", type=float, metavar="SHARE", help="of the target that is spread over all classes"),
 ]
 WATCHED = [
     argument(
         "--metrics",
         metavar="NAMES",
-        help="metrics of the held-out rows, separated by commas: accuracy, top5, f1, iou, dice, auroc, mae, rmse, …",
+        help="measured of what is held out, with commas: accuracy, top5, f1, iou, dice, auroc, mae, rmse, psnr, …",
     ),
     argument(
         "--monitor",
         metavar="NAME",
-        help="what --patience and --keep-best monitor: a metric, or evaluation, its loss (default: the first metric, "
-        "else evaluation)",
+        help="what --patience and --keep-best look at: a metric, or evaluation, its loss (default: the first metric "
+        "that is named, or else evaluation)",
     ),
-    argument(
-        "--patience", default=0, metavar="EPOCHS", help="end the training after so many epochs without improvement"
-    ),
-    flag("--keep-best", help="write the weights and the checkpoint of the best epoch"),
-    argument("--time-limit", default=0.0, least=0, metavar="MINUTES", help="end the training after so many minutes"),
-    flag("--find-rate", help="first search for the learning rate at which the loss falls most steeply"),
+    argument("--patience", default=0, metavar="EPOCHS", help="without a better one after which the training ends"),
+    flag("--keep-best", help="write the weights of the best epoch, and its checkpoint"),
+    argument("--time-limit", default=0.0, least=0, metavar="MINUTES", help="after which the training ends"),
+    flag("--find-rate", help="try learning rates first, and take the one at which the loss falls most steeply"),
 ]
 
 

@@ -17,13 +17,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    description="Keeps nodes, attributes, types, shapes, tensors of one or two numbers, and up to 16 integers.",
+    description="Nodes, attributes, types and shapes stay; so do tensors of one number or two, and up to 16 integers.",
     run=run,
     arguments=[
         *shared("model"),
-        argument("-o", "--output", metavar="OUT.onnx", required=True, help="the model to write", file="written model"),
-        flag("--hide-names", help="replace all names by numbers and remove metadata"),
-        *shared("--seed", help="seed of the weights (%(default)s)"),
+        argument("-o", "--output", metavar="OUT.onnx", required=True, help="what to write", file="written model"),
+        flag("--hide-names", help="numbers in the place of all names, and no metadata"),
+        *shared("--seed", help="of the weights (%(default)s)"),
         *shared("--limit", "--force", "--quiet"),
     ],
 )

@@ -24,17 +24,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    description="Compares <gradient, v> with finite differences of the model's own outputs along random directions v. "
-    "If they disagree, every node is checked alone. Exit code 0: right, 1: wrong, 2: bad input.",
+    description="Compares <gradient, v> with differences of the model's own outputs along random directions v; "
+    "when they contradict each other, checks every node alone. Exit code 0: right, 1: not, 2: bad input.",
     run=run,
     arguments=[
         *shared("model", help="the ONNX model to check"),
         *shared("--wrt", "--of", "--stop", "--kernels", "--device", "--limit", "--force", "--quiet"),
         argument("--feeds", metavar="FILE.npz", help="values for inputs, by name (default: random)", file="read"),
         *shared("--seed"),
-        argument("--tolerance", type=float, help="largest error relative to the derivative"),
-        flag("--nodes", help="check every node, even if the whole model is right"),
-        flag("--float64", help="print how far rounding moves each gradient from that in float64"),
+        argument("--tolerance", type=float, help="of the error relative to the derivative"),
+        flag("--nodes", help="check every node, even when the whole model is right"),
+        flag("--float64", help="say how far rounding has taken each gradient from that in float64"),
         *shared("--html"),
         argument(
             "--save-repro",

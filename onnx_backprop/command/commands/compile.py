@@ -1,4 +1,4 @@
-"""`onnx-backprop compile`: compile a training graph and its kernels for C++, C# and other languages."""
+"""`onnx-backprop compile`: compile a training graph and its kernels for C++, C# and whatever else runs onnxruntime."""
 
 import argparse
 from pathlib import Path
@@ -35,8 +35,8 @@ def _length(text: str) -> tuple[str, int]:
 
 
 COMMAND = Command(
-    description="Writes TARGET/onnx_backprop.so (.dll, .dylib), a library of custom operators, and the graphs that use "
-    "it into FOLDER: docs/plugin.md. The library serves the named lengths and refuses others.",
+    description="FOLDER gets TARGET/onnx_backprop.so (.dll, .dylib), a library of custom operators, and the graphs "
+    "that run with it: docs/plugin.md. It serves the lengths that are named, and refuses others.",
     run=run,
     arguments=[
         *shared("model", metavar="TRAINING.onnx", help="a training graph with an optimizer, as `convert` writes it"),
@@ -45,13 +45,13 @@ COMMAND = Command(
             "--lengths",
             action="append",
             metavar="NAME=LENGTH,…",
-            help="lengths of the symbols in the inputs' shapes, as batch=8,height=128; repeat for further sets",
+            help="of the symbols in the inputs' shapes, as batch=8,height=128; once more for each further set",
         ),
         argument(
             "--target",
             metavar="NAME,…",
-            help="systems and processors, as linux-x86_64-v3,windows-x86_64-v3,macos-arm64 (default: this one); other "
-            "systems need pip install 'onnx-backprop[plugin]'",
+            help="systems and processors, as linux-x86_64-v3,windows-x86_64-v3,macos-arm64 (default: this one); others "
+            "than this one need pip install 'onnx-backprop[plugin]'",
         ),
         *shared("--limit", "--force", "--quiet"),
     ],

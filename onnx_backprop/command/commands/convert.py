@@ -213,24 +213,24 @@ def _print_summary(arguments: argparse.Namespace, model: ModelProto, lines: Sequ
 
 COMMAND = Command(
     usage="%(prog)s IN -o OUT [options]",
-    description="Without --loss the result computes d OF / d WRT, or the derivative of --mode; with it, a loss and the "
+    description="Without --loss the result computes d OF / d WRT, or what --mode names; with it, a loss and the "
     "gradients of the parameters, or with --optimizer a whole step, for `compile` and `Trainer`. Without any of them, "
-    "Gradient, Adam, Adagrad and Momentum nodes of ai.onnx.preview.training become nodes that onnxruntime runs. "
-    "Lists of names end at the next option.",
+    "a model that has Gradient, Adam, Adagrad or Momentum nodes of ai.onnx.preview.training becomes one that "
+    "onnxruntime runs. Lists of names end at the next option.",
     run=run,
     arguments=[
         *shared("model", metavar="IN", help="the ONNX model to read"),
         *shared("-o"),
         *shared(
             "--wrt",
-            help="inputs, initializers and inner values to differentiate by (default: all float initializers); with "
-            "--loss: inputs, besides the parameters",
+            help="inputs, initializers and values inside to differentiate by (default: every float initializer); with "
+            "--loss: inputs, beside the parameters",
         ),
         argument(
             "--mode",
             choices=(*MODES, FAMILY),
-            help="the derivative, by the name of its function (default: backward); vmap: the model for many "
-            "rows at once; family: a copy of IN with its derivatives beside it, for CasADi",
+            help="which derivative, by the name of the function that makes it (default: backward); vmap: the model for "
+            "many rows at once; family: IN as it is and, beside it, its derivatives for CasADi",
         ),
         argument(
             "--axes", nargs="+", action="extend", metavar="INPUT:AXIS", help="where vmap puts the new axis, as x:0"
@@ -240,7 +240,7 @@ COMMAND = Command(
         *shared("--of", "--stop", "--free", "--loss", "--prediction", "--trainable", "--frozen", "--tie", "--untie"),
         *shared("--straight-through", "--strict", "--checkpoint", "--kernels", "--precision", "--memory"),
         *shared("--training-mode", "--no-frozen-statistics"),
-        *shared("--optimizer", default=None, help="the update of the weights (default: none, gradients are outputs)"),
+        *shared("--optimizer", default=None, help="that updates the weights (default: gradients are outputs)"),
         *OF_OPTIMIZERS,
         *shared("--limit", "--force", "--quiet"),
         argument(
@@ -248,9 +248,9 @@ COMMAND = Command(
             nargs="+",
             action="extend",
             metavar="NAME=N",
-            help="symbolic lengths to assume for --memory, as batch=8",
+            help="of symbolic dimensions, as batch=8, which --memory counts with",
         ),
         *shared("--inline"),
-        flag("--verbose", help="print how nodes are converted"),
+        flag("--verbose", help="tell how nodes are converted"),
     ],
 )

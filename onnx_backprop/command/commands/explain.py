@@ -1,4 +1,4 @@
-"""`onnx-backprop explain`: show which rule serves each node, and where and why a gradient path stops."""
+"""`onnx-backprop explain`: tell which rule serves each node, and where and why a gradient path stops."""
 
 import argparse
 
@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    description="Exit code 0: the model converts, 1: it does not, 2: bad input.",
+    description="Writes nothing. Exit code 0: the model converts, 1: not, 2: bad input.",
     run=run,
     arguments=[
         *shared("model", help="the ONNX model to explain"),

@@ -258,64 +258,63 @@ COMMAND = Command(
     usage="%(prog)s MODEL -o OUT (--text FILE [FILE …] | --preferences FILE [FILE …]) [options]",
     description="MODEL is a folder of onnxruntime-genai's model builder, or an ONNX file with a tokenizer.json beside "
     'it. FILE: .jsonl with {"text": …}, {"prompt": …, "completion": …} or {"messages": [{"role": …, "content": …}]} '
-    "in each line, of which only answers are learned; any other file is one text. From --preferences, "
+    "in each line, of which answers alone are learned; any other file is one text. Of --preferences, "
     '{"prompt": …, "chosen": …, "rejected": …}, the model learns which answer is better. '
-    "OUT becomes a folder that onnxruntime-genai loads: the model with low-rank matrices as inputs, without effect "
-    "by default, NAME.onnx_adapter, and a checkpoint from which --resume resumes.",
+    "OUT becomes a folder that "
+    "onnxruntime-genai loads: the model with low-rank matrices as inputs, without effect by themselves, and "
+    "NAME.onnx_adapter beside it; a checkpoint too, from which --resume goes on.",
     run=run,
     arguments=[
         argument("model", metavar="MODEL", help="the folder of the model, or its ONNX file"),
         argument("-o", "--output", metavar="OUT", required=True, help="the folder to write"),
         argument("--text", nargs="+", action="extend", metavar="FILE", help="texts to train on"),
         argument("--preferences", nargs="+", action="extend", metavar="FILE", help="pairs of answers, .jsonl (DPO)"),
-        argument(
-            "--beta", default=0.1, metavar="NUMBER", help="with --preferences: how close to stay to MODEL (%(default)s)"
-        ),
+        argument("--beta", default=0.1, metavar="NUMBER", help="of --preferences: how close to MODEL (%(default)s)"),
         argument("--tokenizer", metavar="FILE", help="tokenizer.json (default: beside MODEL)"),
         argument(
             "--template",
             choices=("chatml", "llama3", "gemma", "phi", "mistral"),
-            help="format of conversations (default: that of the tokenizer's configuration)",
+            help="how conversations are written (default: by the tokenizer's configuration)",
         ),
-        flag("--begin", help="begin texts with the tokenizer's start token, which onnxruntime-genai omits by default"),
-        argument("--length", type=int, metavar="TOKENS", help=f"longest row (default: {LENGTH}, or what MODEL reads)"),
-        argument("--evaluation", nargs="+", metavar="FILE", help="texts or pairs to evaluate on after every epoch"),
+        flag(
+            "--begin", help="begin texts as the tokenizer does, which onnxruntime-genai leaves out unless it is asked"
+        ),
         argument(
-            "--split", default=0.0, metavar="SHARE", help="share of the rows to hold out for evaluation (%(default)s)"
+            "--length", type=int, metavar="TOKENS", help=f"the most in a row (default: {LENGTH}, or what MODEL reads)"
         ),
-        flag("--pack", help="put several examples into a row; each sees those before it"),
+        argument("--evaluation", nargs="+", metavar="FILE", help="texts, or pairs, to measure on after every epoch"),
+        argument("--split", default=0.0, metavar="SHARE", help="of the rows, to measure on (%(default)s)"),
+        flag("--pack", help="several examples in a row, each of which sees those before it"),
         *shared("--log", "--report", "--force", "--quiet", "--limit"),
     ],
     groups={
         "the adapter": [
-            argument("--name", default="adapter", help="name of the file, without .onnx_adapter (%(default)s)"),
+            argument("--name", default="adapter", help="of the file, without .onnx_adapter (%(default)s)"),
             *shared("--rank", "--alpha"),
             argument(
                 "--targets",
                 nargs="+",
                 action="extend",
                 metavar="NAME",
-                help="weights that get an adapter; globs too (default: every matrix except that of the logits)",
+                help="weights that get one; globs too (default: every matrix but that of the logits)",
             ),
-            argument("--merged", metavar="FOLDER", help="also write a folder with the adapter merged into the weights"),
-            flag("--floats", help="with --merged: write floats instead of MODEL's integers"),
+            argument("--merged", metavar="FOLDER", help="a folder to write with the change in the weights themselves"),
+            flag("--floats", help="with --merged: floats where MODEL has integers"),
         ],
         "steps and updates": [
             *shared("--epochs", default=3, help="times through the texts (%(default)s)"),
             *shared("--batch-size", default=4),
             *shared("--optimizer"),
             *shared("--learning-rate", default=2e-4),
-            argument(
-                "--schedule", choices=SCHEDULES, default="cosine", help="course of the learning rate (%(default)s)"
-            ),
+            argument("--schedule", choices=SCHEDULES, default="cosine", help="of the learning rate (%(default)s)"),
             *shared("--warmup", "--weight-decay"),
-            *shared("--clip-norm", default=1.0, help="limit for the norm of gradients (%(default)s)"),
+            *shared("--clip-norm", default=1.0, help="limit of the norm of gradients (%(default)s)"),
             *shared("--accumulate"),
-            *shared("--seed", metavar="N", help="seed of the adapter, the split and the order of rows (%(default)s)"),
+            *shared("--seed", metavar="N", help="of the adapter, the split and the order of rows (%(default)s)"),
             *shared("--memory"),
         ],
         "device": shared("--device", "--read-every"),
-        "monitoring": WATCHED,
-        "resuming": [flag("--resume", help="resume from the checkpoint in OUT, if there is one"), *shared("--every")],
+        "what is watched": WATCHED,
+        "going on": [flag("--resume", help="go on from the checkpoint in OUT, if there is one"), *shared("--every")],
     },
 )

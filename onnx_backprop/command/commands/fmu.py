@@ -35,8 +35,8 @@ def _state(text: str) -> tuple[str, str]:
 
 
 COMMAND = Command(
-    description="The FMU is a function, for Model Exchange and Co-Simulation, or with --states a differential "
-    "equation, for Model Exchange. Its variables are the inputs and outputs of the model: docs/fmi.md.",
+    description="Of a function, for Model Exchange and Co-Simulation; with --states, of a differential equation, for "
+    "Model Exchange. The variables are the inputs and outputs of the model: docs/fmi.md.",
     run=run,
     arguments=[
         *shared("model"),
@@ -46,16 +46,16 @@ COMMAND = Command(
             nargs="+",
             action="extend",
             metavar="INPUT=OUTPUT",
-            help="inputs that are continuous states, each with the output that is its time derivative",
+            help="inputs that are continuous states, each with the output that is its derivative by time",
         ),
         *shared("--of", help="the outputs (default: all)"),
-        argument("--lengths", nargs="+", action="extend", metavar="NAME=N", help="fix symbolic lengths, as batch=1"),
+        argument("--lengths", nargs="+", action="extend", metavar="NAME=N", help="of symbolic dimensions, as batch=1"),
         argument(
             "--target",
             metavar="NAME,…",
             help="linux-x86_64, windows-x86_64, macos-x86_64, linux-aarch64, macos-arm64 (default: this one)",
         ),
-        flag("--no-runtime", help="leave onnxruntime out; ONNXRUNTIME_LIB then names the library"),
+        flag("--no-runtime", help="leave onnxruntime out: ONNXRUNTIME_LIB says where it is"),
         *shared("--limit", "--force", "--quiet"),
     ],
 )

@@ -66,22 +66,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    description="A failure is the same if the exit code, not 0, and the last line are, apart from names and numbers. "
-    "Removes nodes of the main graph, then outputs.",
+    description="The command fails alike where it has the same exit code, not 0, and the same last line but for names "
+    "and numbers. Nodes of the main graph are left out; then outputs are.",
     run=run,
     arguments=[
         *shared("model"),
-        argument("-o", "--output", metavar="OUT.onnx", required=True, help="the model to write", file="written model"),
+        argument("-o", "--output", metavar="OUT.onnx", required=True, help="what to write", file="written model"),
         argument(
             "--failing",
             metavar="COMMAND",
             required=True,
-            help="the command that fails, with {} for the model, as 'onnx-backprop explain {}'",
+            help="what fails, with {} in the place of the model, as 'onnx-backprop explain {}'",
         ),
-        argument(
-            "--words", help="text in the output of the failure (default: its last line, apart from names and numbers)"
-        ),
-        argument("--seconds", default=300.0, least=0, help="a longer run counts as a different failure (%(default)s)"),
+        argument("--words", help="what its output must hold (default: its last line, but for names and numbers)"),
+        argument("--seconds", default=300.0, least=0, help="after which a run counts as another failure (%(default)s)"),
         *shared("--limit", "--force", "--quiet"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`onnx-backprop report`: print versions, machine and the structure of a model, without weights, for a question."""
+"""`onnx-backprop report`: print versions, machine and the structure of a model, for a question; no weight of it."""
 
 import argparse
 
@@ -14,7 +14,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    description="The report contains names of values and nodes; `anonymize --hide-names` hides them.",
+    description="Names of values and nodes stand in it; `anonymize --hide-names` hides them.",
     run=run,
     arguments=[
         argument("model", nargs="?", metavar="MODEL.onnx", help="the model that the question is about", file="read"),

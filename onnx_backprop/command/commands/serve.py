@@ -16,12 +16,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    description="Serves until interrupted, only on this machine unless --host is given. Sends the headers that let the "
-    "page use threads.",
+    description="Serves on this machine alone, unless --host says otherwise, until it is interrupted. Sends the "
+    "headers under which a browser lets the page use threads.",
     run=run,
     arguments=[
         argument("site", metavar="SITE", help="the folder that `web` has written"),
-        argument("--port", default=8000, help="port to listen on; 0: any free one (%(default)s)"),
-        argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)"),
+        argument("--port", default=8000, help="0: any that is free (%(default)s)"),
+        argument("--host", default="127.0.0.1", help="the address to listen on (%(default)s)"),
     ],
 )

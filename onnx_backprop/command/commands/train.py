@@ -322,11 +322,11 @@ def write_report_of(
 
 COMMAND = Command(
     usage="%(prog)s MODEL -o OUT --data DATA --loss LOSS [options]",
-    description="DATA is an .npz file with an array for every input of the model and for the target: `target`, or "
-    "`labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, and Parquet and "
-    "Arrow files with a column for each array, may be larger than memory. With --layout classes DATA is a folder of "
-    "images. A URL, as s3://bucket/data.npz, is copied through fsspec. A checkpoint is kept beside OUT; --resume "
-    "resumes from it. Lists of names end at the next option.",
+    description="DATA is an .npz file that holds an array for every input of the model and for the target: "
+    "`target`, or `labels` for softmax_cross_entropy; rows are examples. A folder of such files, or of NAME.npy, "
+    "and Parquet and Arrow files with a column for each array, may be larger than memory. With --layout classes it is "
+    "a folder of images. A URL, as s3://bucket/data.npz, is copied through fsspec. A checkpoint lies beside "
+    "OUT while the training runs and afterwards; --resume goes on from it. Lists of names end at the next option.",
     run=run,
     arguments=[
         *shared("model"),
@@ -341,32 +341,29 @@ COMMAND = Command(
             *shared("--trainable", "--frozen", "--prediction", "--stop", "--free", "--tie", "--untie"),
             flag(
                 "--dequantize",
-                help="train the float model that a quantised MODEL represents; OUT is quantised like MODEL",
+                help="train the float model that a quantised MODEL stands for; OUT has integers again, of the kind of "
+                "MODEL's",
             ),
             flag("--floats", help="with --dequantize: write OUT with floats"),
             *shared("--straight-through", "--strict", "--training-mode", "--no-frozen-statistics"),
         ],
         "steps and updates": [
             *shared("--epochs", "--batch-size", "--optimizer", "--learning-rate"),
-            argument(
-                "--schedule", choices=SCHEDULES, default="constant", help="course of the learning rate (%(default)s)"
-            ),
+            argument("--schedule", choices=SCHEDULES, default="constant", help="of the learning rate (%(default)s)"),
             *shared("--warmup"),
             *OF_OPTIMIZERS,
             *shared("--per-sample"),
             *shared(
-                "--seed",
-                metavar="N",
-                help="seed of the order of rows, Dropout and noise; for noise 0 draws one (%(default)s)",
+                "--seed", metavar="N", help="of the order of rows, Dropout and noise, of that 0 draws one (%(default)s)"
             ),
         ],
         "device": shared("--device", "--read-every"),
         "images": OF_IMAGES,
         "classes": OF_LOSSES,
-        "monitoring": WATCHED,
+        "what is watched": WATCHED,
         "memory and precision": shared("--memory", "--precision", "--checkpoint"),
-        "resuming, and several ranks": [
-            flag("--resume", help="resume from the checkpoint beside OUT, if there is one"),
+        "going on, and several ranks": [
+            flag("--resume", help="go on from the checkpoint beside OUT, if there is one"),
             *shared("--every"),
             argument(
                 "--launch", metavar="COMMAND", help='start the training by a command, as "mpiexec -n 4" for four ranks'
@@ -376,10 +373,11 @@ COMMAND = Command(
                 default=0,
                 least=0,
                 metavar="TIMES",
-                help="restart a crashed or killed training from its checkpoint, at most so often (%(default)s)",
+                help="start it again from the checkpoint, this often at most, where it was killed or has crashed "
+                "(%(default)s)",
             ),
-            flag("--sync-batch-norm", help="compute BatchNormalization's statistics over all ranks"),
-            flag("--shard-update", help="let each rank update a part of the weights and keep its moments"),
+            flag("--sync-batch-norm", help="BatchNormalization by the statistics of all ranks' rows"),
+            flag("--shard-update", help="each rank updates a part of the weights and keeps its moments"),
         ],
     },
 )
