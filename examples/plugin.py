@@ -27,8 +27,7 @@ class Training:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
-        # hold what a run needs at a time and no more, in the graph's own order, as `Trainer` does
-        options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+        # hold what a run needs at a time and no more, as `Trainer` does
         options.enable_mem_pattern = options.enable_mem_reuse = False
         options.register_custom_ops_library(str(library))
         self.session = onnxruntime.InferenceSession(str(folder / "training.onnx"), options)

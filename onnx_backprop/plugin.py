@@ -17,6 +17,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError
 from onnx_backprop.opset.core.files import replacing
 from onnx_backprop.opset.graphs.edit import assign, without_tensors
 from onnx_backprop.opset.graphs.lazy import ir
+from onnx_backprop.opset.graphs.order import for_default_sessions
 from onnx_backprop.ort_ops import default_options, kernels_on, lower, session
 from onnx_backprop.web.bundle import bundle, light, raw_data
 
@@ -159,6 +160,7 @@ def _step(graph: TrainingGraph, model: ModelProto, about: Mapping[str, str]) -> 
     outputs = {value.name: value for value in step.graph.output}
     first = [graph.loss, *graph.updates.values()]
     assign(step.graph.output, [outputs[name] for name in dict.fromkeys([*first, *outputs])])
+    assign(step.graph.node, for_default_sessions(step.graph.node))  # the C table cannot ask for the file's order
     for name, text in about.items():
         step.metadata_props.add(key=name, value=text)
     return step.SerializeToString()

@@ -28,7 +28,7 @@ public sealed class Trainer {
 
     public Trainer(string folder, string library, int threads) {
         this.folder = folder;
-        var options = new SessionOptions { IntraOpNumThreads = threads, LogSeverityLevel = OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR };
+        var options = new SessionOptions { IntraOpNumThreads = threads, LogSeverityLevel = OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR, EnableMemoryPattern = false };
         if (library != "-") options.RegisterCustomOpLibrary(library);
         session = new InferenceSession(Path.Combine(folder, library == "-" ? "standard.onnx" : "training.onnx"), options);
         initial = new InferenceSession(Path.Combine(folder, "initial.onnx"), options);

@@ -1,7 +1,5 @@
 // Trains what `onnx-backprop compile` has written, with onnxruntime's jar alone (com.microsoft.onnxruntime:onnxruntime):
-//
 //   java -cp onnxruntime.jar Train.java FOLDER LIBRARY BATCHES STEPS RATE [THREADS]
-//
 // LIBRARY is one of FOLDER's, or - for standard operators. BATCHES holds the bytes of one batch after the other, each the
 // inputs of the graph in their order. Prints the losses of the steps, then the last batch's in inference mode. Goes on from
 // FOLDER/checkpoint.safetensors if that is there, and writes it and FOLDER/trained.onnx.
@@ -38,6 +36,7 @@ public class Train {
     this.folder = folder;
     OrtSession.SessionOptions options = new OrtSession.SessionOptions();
     options.setIntraOpNumThreads(threads);
+    options.setMemoryPatternOptimization(false);  // which allocates all of a step once more, in one block
     if (!library.equals("-")) options.registerCustomOpLibrary(library);
     session = ENV.createSession(folder.resolve(library.equals("-") ? "standard.onnx" : "training.onnx").toString(), options);
     initial = ENV.createSession(folder.resolve("initial.onnx").toString());

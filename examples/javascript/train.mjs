@@ -63,7 +63,7 @@ export class Trainer {
   steps = 0;
   constructor(onnxruntime, folder, library, threads = 0) {
     const env = open(onnxruntime), options = made(10, ''), standard = library === '-';
-    call(24, 'uint64_t int', options, threads);
+    call(24, 'uint64_t int', options, threads), call(17, 'uint64_t', options);  // no memory patterns
     if (!standard) made(29, 'uint64_t str', options, library);
     this.about = JSON.parse(readFileSync(path.join(folder, 'training.json')));
     this.forward = readFileSync(path.join(folder, 'forward.onnx'));

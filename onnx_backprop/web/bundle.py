@@ -19,6 +19,7 @@ from onnx_backprop.converters.training.slots import MEAN
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.mapped import PROTO_LIMIT
 from onnx_backprop.opset.graphs.edit import assign, without_tensors
+from onnx_backprop.opset.graphs.order import for_default_sessions
 from onnx_backprop.training.inputs import Inputs
 
 FORMAT = 1
@@ -50,9 +51,11 @@ def bundle(
         if "at" in entry:
             raw = state[name].astype(state[name].dtype.newbyteorder("<")).tobytes()
             assert whole[entry["at"] : entry["at"] + len(raw)] == raw, name
+    training = light(graph.model if step is None else step, graph)
+    assign(training.graph.node, for_default_sessions(training.graph.node))  # JavaScript cannot ask for the file's order
     return {
         "training.json": json.dumps(about, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(),
-        "training.onnx": _serialized(light(graph.model if step is None else step, graph)),
+        "training.onnx": _serialized(training),
         "evaluation.onnx": _serialized(light(graph.eval_model(), graph)),
         "forward.onnx": whole,
     }

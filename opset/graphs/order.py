@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from graphlib import TopologicalSorter
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from onnx import NodeProto
@@ -76,9 +77,40 @@ def descendants(nodes: Iterable[Any], values: Iterable[Any]) -> list[Any]:
 
 def topological(nodes: Sequence[NodeProto]) -> list[NodeProto]:
     """The nodes, each behind those that make what it reads; CycleError of graphlib where there is no such order."""
+    return [nodes[n] for n in TopologicalSorter(_before(nodes)).static_order()]
+
+
+def for_default_sessions(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """The nodes in the order in which a file must list them if a session without options is to run them nearly as here.
+
+    onnxruntime's default order is that of a depth-first search from the nodes whose outputs no node reads, and of the
+    nodes that one reads it visits the last in the file first. It would run gradients of weights, which the optimizer
+    alone reads, after everything else, and hold what they read until then. So of the nodes that may come next, the one
+    that was last comes first.
+    """
+    before = _before(nodes)
+    after: defaultdict[int, list[int]] = defaultdict(list)
+    for n, earlier in before.items():
+        for m in earlier:
+            after[m].append(n)
+    missing = {n: len(earlier) for n, earlier in before.items()}
+    ready = [-n for n in missing if not missing[n]]
+    heapify(ready)
+    result = []
+    while ready:
+        n = -heappop(ready)
+        result.append(nodes[n])
+        for m in after[n]:
+            missing[m] -= 1
+            if not missing[m]:
+                heappush(ready, -m)
+    return result
+
+
+def _before(nodes: Sequence[NodeProto]) -> dict[int, list[int]]:
+    """By position: the positions of the nodes that make what each reads."""
     maker = positions(nodes)
-    before = {n: sorted({maker[name] for name in reads(node) & maker.keys()}) for n, node in enumerate(nodes)}
-    return [nodes[n] for n in TopologicalSorter(before).static_order()]
+    return {n: sorted({maker[name] for name in reads(node) & maker.keys()}) for n, node in enumerate(nodes)}
 
 
 def _read(node: NodeProto | ir.Node) -> set[Any]:

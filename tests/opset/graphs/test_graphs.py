@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from graphlib import CycleError
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
-from onnx import GraphProto, NodeProto, defs, helper, parser, shape_inference
+from onnx import GraphProto, NodeProto, checker, defs, helper, parser, shape_inference
 
 from onnx_backprop.opset.graphs.edit import add_import, assign, copied, insert, without
 from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.hide import hide, show
 from onnx_backprop.opset.graphs.names import Names, rename, unique, used_names
-from onnx_backprop.opset.graphs.order import ancestors, dependencies, descendants, positions, producers, topological
+from onnx_backprop.opset.graphs.order import (
+    ancestors,
+    dependencies,
+    descendants,
+    for_default_sessions,
+    positions,
+    producers,
+    topological,
+)
 from onnx_backprop.opset.graphs.scope import scoped_graphs
 from onnx_backprop.opset.graphs.types import shapes_of
 from onnx_backprop.opset.graphs.walk import (
@@ -102,6 +113,31 @@ def test_searches_go_through_sub_graphs() -> None:
     assert len(made) == 8
     with pytest.raises(CycleError):
         topological([helper.make_node("Abs", ["m"], ["n"]), helper.make_node("Abs", ["n"], ["m"])])
+
+
+def test_a_session_without_options_runs_gradients_of_weights_as_early_as_it_can(tmp_path: Path) -> None:
+    """Four layers: h of the forward part, d of the gradients that go back, w of those of weights, which one node reads."""
+    forward = "".join(f"h{n} = Exp(h{n - 1})" for n in range(1, 5))
+    backward = "".join(f"d{n} = Mul(d{n + 1}, h{n}) w{n} = Sub(d{n}, h{n - 1})" for n in (4, 3, 2, 1))
+    text = f"<ir_version: 10, opset_import: ['': 18]> main (float[3] h0, float[3] d5) => (float[3] y) {{ {forward} {backward} y = Sum(w1, w2, w3, w4) }}"
+    model = parser.parse_model(text.replace("'", '"'))
+    for node in model.graph.node:
+        node.name = node.output[0]
+
+    def order() -> list[str]:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.enable_profiling, options.profile_file_prefix = True, str(tmp_path / "profile")
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session.run(None, {"h0": np.ones(3, np.float32), "d5": np.ones(3, np.float32)})
+        events = json.loads(Path(session.end_profiling()).read_text())
+        return [event["name"].removesuffix("_kernel_time") for event in events if event.get("cat") == "Node"]
+
+    wanted = [node.name for node in model.graph.node]
+    assert order() != wanted
+    assign(model.graph.node, for_default_sessions(model.graph.node))
+    checker.check_model(model)
+    assert order() == wanted
 
 
 def test_emitted_nodes_have_free_names_and_no_empty_ends() -> None:
