@@ -23,18 +23,18 @@ MEANINGS = {
 }  # fmt: skip
 TOP_LEFT, BOTTOM_RIGHT = "TOP_LEFT", "BOTTOM_RIGHT"
 MASKS = """
-s_ij = scale·q_i·k_j, then softcap·tanh(s_ij / softcap) where softcap > 0, then s_ij + bias_ij; -inf where the query i
-may not see the key j. It sees j < n, and of these -left <= j - (i + o) <= right: n = lengths[b], T without lengths; o =
-n - S where diagonal_alignment is BOTTOM_RIGHT (the last query stands at the last key), 0 where it is TOP_LEFT, but
-offsets[b] where offsets are given; left and right are window_left and window_right, -1 meaning no bound, and is_causal
-= 1 means right = 0. Head h of the queries reads head h // (H / G) of the keys and values.
+s_ij = scale·q_i·k_j, then softcap·tanh(s_ij / softcap) if softcap > 0, then s_ij + bias_ij; -inf if the query i does
+not see the key j. It sees j < n with -left <= j - (i + o) <= right. n = lengths[b], T without lengths. o = offsets[b];
+without offsets n - S if diagonal_alignment is BOTTOM_RIGHT (the last query is at the last key), 0 if it is TOP_LEFT.
+left and right are window_left and window_right, -1 meaning no bound; is_causal = 1 means right = 0. Head h of the
+queries reads head h // (H / G) of the keys and values.
 """
 ATTRIBUTES = (
     Attribute("scale", "float", "What products of queries and keys are multiplied by; 0: 1/√D.", default=0.0),
     Attribute("softcap", "float", "Scores are softcap·tanh(s / softcap), >= 0; 0: they stay.", default=0.0),
-    Attribute("is_causal", "int", "1: no key behind the diagonal is seen.", default=0),
+    Attribute("is_causal", "int", "1: a query sees no key after the diagonal.", default=0),
     Attribute("window_left", "int", "How many keys before the diagonal are seen, -1: all.", default=-1),
-    Attribute("window_right", "int", "How many keys behind it are seen, -1: all.", default=-1),
+    Attribute("window_right", "int", "How many keys after it are seen, -1: all.", default=-1),
     Attribute(
         "diagonal_alignment",
         "string",

@@ -67,11 +67,11 @@ CONV_AUTO_PAD = auto_pad(
     "max(EK - (in mod stride or stride), 0), so that out = ceil(in / stride)"
 )
 CONV_TRANSPOSE_AUTO_PAD = auto_pad(
-    "with EK = (K-1)·dilation + 1 and len the length of the ConvTranspose's output: where output_padding is given, "
-    "total = max(EK - stride, 0), the rule of the forward ConvTranspose; otherwise total = "
-    "max(EK - (len mod stride or stride), 0), the same number whenever len is what a ConvTranspose makes without "
-    "output_padding, and else the padding with which it makes len from ceil(len / stride) pixels (ONNX's output_shape)."
-    " Where the length of the ConvTranspose's input is known and only the former total leads to it, that is taken"
+    "with EK = (K-1)·dilation + 1 and len the length of the ConvTranspose's output: with output_padding total = "
+    "max(EK - stride, 0), the rule of the forward ConvTranspose; without it total = "
+    "max(EK - (len mod stride or stride), 0), which is the same number for every len of a ConvTranspose without "
+    "output_padding, and else the padding that gives len from ceil(len / stride) pixels (ONNX's output_shape)."
+    " If the length of the ConvTranspose's input is known and only the former total leads to it, the former is used"
 )
 
 

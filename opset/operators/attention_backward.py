@@ -142,7 +142,7 @@ OP = Op(
         Input("key", "T1", "Keys, (B, G, T, D)."),
         Input("value", "T1", "Values, (B, G, T, E)."),
         Input("out", "T1", "out of AttentionForwardTraining, (B, H, S, E)."),
-        Input("log_sum_exp", "T5", "The other one, (B, H, S)."),
+        Input("log_sum_exp", "T5", "log_sum_exp of AttentionForwardTraining, (B, H, S)."),
         *attention.OPTIONAL,
     ),
     outputs=(

@@ -18,7 +18,7 @@ y = out, L = log_sum_exp, sink = sinks[h]; without sinks its term is 0. Attentio
 Shapes: query (B, H, S, D), key (B, G, T, D), value (B, G, T, E), bias (B, H, S, T) with each length that or 1, lengths
 and offsets (B), sinks (H) -> out (B, H, S, E), log_sum_exp (B, H, S). H is a multiple of G.
 
-Edge cases: a query that sees no key, or none but with a bias of -inf, puts out 0; its L is -inf, or the sink. Lengths
+Edge cases: a query that sees no key, or only keys with a bias of -inf, outputs 0; its L is -inf, or the sink. Lengths
 below 0 and above T count as these. No queries, batches or heads give empty outputs. Sums are taken in float32 or
 better.
 

@@ -20,13 +20,13 @@ exclude_pad = 1, all of the window's, K per axis, with 0. dy = diff_dst, dx = di
 only the shape is needed, src_shape.
 
 Shapes (NCX): diff_dst (N, C, out…), src_shape (N, C, in…) -> diff_src (N, C, in…), with one to three spatial axes. With
-pads P (begin) and E (end), out is (in + P + E - K) / S + 1 rounded down or rounded up; rounded up without a window that
-would begin at or beyond in. diff_dst says which, so there is no attribute for it. src_shape is in data_format order.
+pads P (begin) and E (end), out is (in + P + E - K) / S + 1 rounded down or up; up only if no window would begin at or
+beyond in. The length of diff_dst tells which, so there is no attribute for it. src_shape is in data_format order.
 
 Edge cases: pixels that no window reaches get 0. Windows that overlap add up, in float32. With exclude_pad = 0 a last
-window that reaches beyond the padding is divided by K all the same. An empty batch or no channels give an empty result.
+window that reaches beyond the padding is divided by K too. An empty batch or no channels give an empty result.
 
-Errors: no src_shape; a spatial length of 0; pads as long as the kernel; lengths that the geometry does not join.
+Errors: no src_shape; a spatial length of 0; pads as long as the kernel; lengths that do not fit the geometry.
 """
 
 SRC_SHAPE_DOC = "Full shape of diff_src, in data_format order."

@@ -22,10 +22,10 @@ elements. x = src, γ = gamma, β = beta, m = momentum, ε = epsilon; batch_mean
 
 Shapes: src (N, C, …) for NCX or (N, …, C) for NXC, rank >= 2; all other inputs (C,) -> dst as src, the others (C,).
 
-Edge cases: without gamma it is 1, without beta 0. Statistics of a batch of no elements are 0. Sums are taken in float32
+Edge cases: gamma is 1 by default, beta 0. Statistics of a batch of no elements are 0. Sums are taken in float32
 or better.
 
-Errors: an input that has not one entry per channel; an epsilon that is negative or not finite; a momentum that is not
+Errors: an input without one entry per channel; an epsilon that is negative or not finite; a momentum that is not
 finite.
 """
 
@@ -109,8 +109,8 @@ OP = Op(
     ),
     outputs=(
         Output("dst", "Result."),
-        Output("running_mean", "Renewed mean, 1-D.", "T5"),
-        Output("running_variance", "Renewed variance, 1-D.", "T5"),
+        Output("running_mean", "Updated running mean, 1-D.", "T5"),
+        Output("running_variance", "Updated running variance, 1-D.", "T5"),
         Output("batch_mean", "Mean of src, 1-D.", "T5"),
         Output("batch_variance", "Variance of src, 1-D.", "T5"),
     ),

@@ -22,11 +22,11 @@ dβ = diff_beta.
 Shapes: src and diff_dst (N, C, …) for NCX or (N, …, C) for NXC, rank >= 2; mean, variance, gamma (C,) -> diff_src as
 src, diff_gamma and diff_beta (C,).
 
-Edge cases: without mean, and without variance, that of src is taken: ONNX's BatchNormalization does not give them out.
+Edge cases: without mean or variance those of src are used: ONNX's BatchNormalization does not return them.
 Without gamma it is 1. A batch of no elements gives zeros. Sums are taken in float32 or better, statistics in two
 passes.
 
-Errors: shapes that differ; a parameter that has not one entry per channel; an epsilon that is negative or not finite.
+Errors: shapes that differ; a parameter without one entry per channel; an epsilon that is negative or not finite.
 """
 
 PER_CHANNEL = ("mean", "variance", "gamma")

@@ -18,7 +18,7 @@ Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (en
 
 Edge cases: an empty batch gives zeros.
 
-Errors: no filter_shape; filter_shape of another rank or with other channels; lengths that the geometry does not join;
+Errors: no filter_shape; filter_shape of another rank or with other channels; lengths that do not fit the geometry;
 channels that the groups do not divide; an output_padding that does not fit the lengths.
 """
 

@@ -20,8 +20,8 @@ Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (en
 
 Edge cases: an empty batch gives zeros.
 
-Errors: no weights_shape; weights_shape of another rank or with other channels; lengths that the geometry does not
-join; channels that the groups do not divide; an output_padding that does not fit the lengths.
+Errors: no weights_shape; weights_shape of another rank or with other channels; lengths that do not fit the
+geometry; channels that the groups do not divide; an output_padding that does not fit the lengths.
 """
 
 

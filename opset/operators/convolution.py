@@ -13,9 +13,8 @@ from onnx_backprop.opset.maths.convolution_roles import PRODUCTS, Products, Role
 DOC = """
 y[n,oc,o] = bias[oc] + Σ_{ic in group, k: 0 <= o·S + k·D - P < len(x)} x[n,ic,o·S + k·D - P] · w[oc, ic mod IC/g, k]
 
-x = src, w = weights, y = dst; without bias, bias is 0. onnxruntime arranges weights for its fastest convolution when a
-session is created, which it cannot do with weights that are inputs of the graph, as in training; this operator has no
-need of it.
+x = src, w = weights, y = dst; without bias, bias is 0. onnxruntime's fastest convolution needs weights that are known
+when a session is created; in training they are inputs of the graph. This operator does not need that.
 
 Shapes (NCX, OIX): src (N, IC, in…), weights (OC, IC/g, k…), bias (OC,) -> dst (N, OC, out…), with one to three spatial
 axes and out = (in + P + E - EK) // S + 1, EK = (K-1)·D + 1.

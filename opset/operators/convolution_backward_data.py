@@ -20,7 +20,7 @@ Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (en
 
 Edge cases: an empty batch gives an empty gradient.
 
-Errors: no dst_shape; dst_shape of another rank, batch or channels; lengths that the geometry does not join;
+Errors: no dst_shape; dst_shape of another rank, batch or channels; lengths that do not fit the geometry;
 channels that the groups do not divide.
 """
 

@@ -18,8 +18,8 @@ Units: strides S, dilations D, kernel lengths K and the pads P (begin) and E (en
 
 Edge cases: an empty batch gives zeros.
 
-Errors: no weights_shape; weights_shape of another rank or with other channels; lengths that the geometry does not
-join; channels that the groups do not divide.
+Errors: no weights_shape; weights_shape of another rank or with other channels; lengths that do not fit the
+geometry; channels that the groups do not divide.
 """
 
 WEIGHTS_SHAPE_DOC = "Full shape of diff_weights, in weights_format order."

@@ -22,7 +22,7 @@ begin_norm_axis to the last. mean runs over these axes, Σ over those before the
 Shapes: src and diff_dst of one shape, rank >= 1; mean and variance have its axes before begin_norm_axis, gamma and beta
 those from there on -> diff_src as src, diff_gamma and diff_beta as gamma.
 
-Edge cases: without mean, and without variance, that of src is taken: ONNX's LayerNormalization gives out 1/√(σ² + ε)
+Edge cases: without mean or variance those of src are used: ONNX's LayerNormalization returns 1/√(σ² + ε)
 instead of σ². use_affine = 0 means a gamma of 1. beta may be left out, no gradient depends on it. A src of no elements
 gives zeros. Sums are taken in float32 or better, statistics in two passes.
 

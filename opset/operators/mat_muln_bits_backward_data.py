@@ -23,10 +23,10 @@ Shapes: with blocks = K / block_size, rounded up: diff_dst (…, N), weight (N, 
 (N, blocks), zero_points (N, blocks · bits / 8 rounded up), float_zero_points (N, blocks) -> diff_src (…, K).
 
 Edge cases: numbers of the last block beyond K are not read. No rows give an empty result. Sums are taken in float32 or
-better, and W is never in memory as a whole, but on the routes of standard operators, while a run computes it.
+better. W is never in memory as a whole, except while the routes of standard operators compute it.
 
-Errors: any other shape; both kinds of zero points; bits that are not 2, 4 or 8; a block_size that is no power of two
-from 16 on.
+Errors: any other shape; both kinds of zero points; bits that are not 2, 4 or 8; a block_size that is not a power of
+two of at least 16.
 """
 
 ROWS_AT_ONCE = 256  # of W, which the reference writes out
@@ -111,7 +111,7 @@ OP = Op(
         Attribute("K", "int", "Number of columns of W, >= 1.", required=True),
         Attribute("N", "int", "Number of rows of W, >= 1.", required=True),
         Attribute("block_size", "int", "How many numbers of a row share a scale: a power of two >= 16.", required=True),
-        Attribute("bits", "int", "Of each number: 2, 4 or 8.", default=4),
+        Attribute("bits", "int", "Bits of each number: 2, 4 or 8.", default=4),
     ),
     inputs=(
         Input("diff_dst", "T1", "Gradient with respect to the product."),

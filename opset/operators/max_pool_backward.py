@@ -18,16 +18,16 @@ winner(n,c,o) is the pixel of x in window o, i = o·S + k·D - P with 0 <= k < K
 equal ones the first, k counted in row-major order. x = src, dy = diff_dst, dx = diff_src.
 
 Shapes (NCX): src (N, C, in…), diff_dst (N, C, out…) -> diff_src (N, C, in…), with one to three spatial axes. With
-EK = (K-1)·D + 1 and pads P (begin) and E (end), out is (in + P + E - EK) / S + 1 rounded down or rounded up; rounded up
-without a window that would begin at or beyond in. diff_dst says which, so there is no attribute for it.
+EK = (K-1)·D + 1 and pads P (begin) and E (end), out is (in + P + E - EK) / S + 1 rounded down or up; up only
+if no window would begin at or beyond in. The length of diff_dst tells which, so there is no attribute for it.
 
 Units: strides S, dilations D, kernel lengths K and pads count pixels.
 
-Edge cases: a window that a dilation lets step over x altogether passes nothing on. The first pixel of a window stays
-the winner unless a later one is greater: a NaN wins if it comes first, and never otherwise, as in onnxruntime's
-MaxPool. Windows that overlap add up, in float32. An empty batch or no channels give an empty result.
+Edge cases: a dilated window without a pixel inside x has no gradient. The first pixel of a window stays the winner
+unless a later one is greater, so a NaN wins only if it comes first, as in onnxruntime's MaxPool. Windows that overlap
+add up, in float32. An empty batch or no channels give an empty result.
 
-Errors: a spatial length of 0; pads as long as the kernel; SAME with dilations; lengths that the geometry does not join.
+Errors: a spatial length of 0; pads as long as the kernel; SAME with dilations; lengths that do not fit the geometry.
 """
 
 

@@ -22,8 +22,8 @@ a = slope, dy = diff_dst, dx = diff_src, da = diff_slope.
 Shapes: src and diff_dst (N, C, …) for NCX or (N, …, C) for NXC, rank >= 2; slope (C,), one entry per channel, (1,), one
 for all, or the shape of src without its first axis -> diff_src as src, diff_slope as slope.
 
-Edge cases: x = 0 counts as negative, and so does a NaN, which both gradients then show. Empty axes give sums of 0. Sums
-are taken in float32 or better.
+Edge cases: x = 0 and x = NaN count as negative: dx is a·dy, and a NaN of x makes da NaN. Empty axes give sums of 0.
+Sums are taken in float32 or better.
 
 Errors: src and diff_dst of different shapes; any other shape of slope.
 """

@@ -38,11 +38,11 @@ largest (not_smaller) of sizes/I over the listed axes, one s for all of them, wi
 - antialias = 1 with s < 1 (linear and cubic): distances are multiplied by s, so that a tap reaches 1/s times as far,
   and the weights are divided by their sum.
 
-The forward that ran is onnxruntime's, so where it departs from the text of Resize the gradient follows it. If every
-length of dY equals that of X, Resize copies whatever the scales and roi say, and dX = dY. An axis of scale 1 is copied
-too; tf_crop_and_resize then ignores its roi. With antialias, and for cubic on (N, H, W, C), an axis that keeps its
-length is copied whatever its scale, but for the pixels outside the roi. With antialias a row none of whose taps lies
-inside X is zero. x is computed in float32.
+The gradient is that of onnxruntime's forward, also if it departs from the text of Resize. If every length of dY equals
+that of X, Resize copies whatever the scales and roi say, and dX = dY. An axis of scale 1 is copied too;
+tf_crop_and_resize then ignores its roi. With antialias, and for cubic on (N, H, W, C), an axis that keeps its length is
+copied whatever its scale, except for pixels outside the roi. With antialias a row without a tap inside X is zero. x is
+computed in float32.
 
 Shapes: dY (O_0, …), X (I_0, …) -> dX (I_0, …), any rank >= 1. roi, scales and sizes have entries for the listed axes
 only, in the order of axes (roi: all starts, then all ends; it may also have two entries for every axis of X). An axis
@@ -50,16 +50,16 @@ that is not listed keeps its length.
 
 Units: coordinates in source pixels, pixel centres on integers; roi in units of I - 1.
 
-Edge cases: with scales, O must be floor(I·s), the product being taken in float32 as onnxruntime does or in float64 as
-ONNX's shape inference does; where they differ, the length of dY decides. With not_larger and not_smaller, O is I·s
-rounded, halves up. A row all of whose taps are dropped by exclude_outside is zero. Pixels that the forward never read
-get 0; an empty dY gives zeros. Empty scales or sizes count as absent. tf_crop_and_resize without roi takes the whole X;
+Edge cases: with scales, O must be floor(I·s), computed in float32 as by onnxruntime or in float64 as by ONNX's shape
+inference; if they differ, the length of dY decides. With not_larger and not_smaller, O is I·s
+rounded, halves up. If exclude_outside drops all taps of a row, it is zero. Pixels that the forward never read get
+0; an empty dY gives zeros. Empty scales or sizes count as absent. tf_crop_and_resize without roi takes the whole X;
 the other modes ignore roi.
 
 Errors: scales and sizes together, or neither; a policy other than stretch together with scales; a list without one
 entry per listed axis; a roi with another number of entries, or numbers that are not finite; axes out of range or listed
-twice; scales that are not positive and finite; antialias with nearest; a length of dY that scales or sizes do not lead
-to.
+twice; scales that are not positive and finite; antialias with nearest; a length of dY that does not follow from scales
+or sizes.
 """
 
 MAX_RANK = 32
@@ -177,7 +177,7 @@ def scales_of_sizes(policy: str, lengths: Sequence[int], sizes: Sequence[int]) -
 
 
 def _listed(attrs: Attributes, rank: int) -> tuple[int, ...]:
-    """The axes that roi, scales and sizes speak of, counted from 0."""
+    """The axes that roi, scales and sizes refer to, counted from 0."""
     axes: tuple[int, ...] | None = attrs["axes"]
     if axes is None:
         return tuple(range(rank))
@@ -308,7 +308,7 @@ OP = Op(
     source="ONNX, Resize-19 (tf_half_pixel_for_nn: Resize-11), as onnxruntime computes it",
     attributes=(
         Attribute("antialias", "int", "1: widen the kernel by 1/s when s < 1.", default=0),
-        Attribute("axes", "ints", "Axes that roi, scales and sizes speak of, negative ones from the end; absent: all."),
+        Attribute("axes", "ints", "Axes that roi, scales and sizes refer to, negative ones from the end; absent: all."),
         Attribute(
             "coordinate_transformation_mode",
             "string",

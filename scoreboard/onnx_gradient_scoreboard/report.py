@@ -20,7 +20,7 @@ from onnx_gradient_scoreboard.runner import Result
 from onnx_gradient_scoreboard.verdicts import VERDICTS
 
 TITLES = {
-    "right": "right", "wrong": "wrong without a word", "sentence": "refused by a sentence", "badly": "refused badly",
+    "right": "right", "wrong": "silently wrong", "sentence": "refused with a reason", "badly": "failed otherwise",
     "crashed": "crashed", "slow": "too slow", "not asked": "not asked",
 }  # fmt: skip
 MARKS = {"right": "r", "wrong": "w", "sentence": "s", "badly": "b", "crashed": "c", "slow": "l", "not asked": "-"}
@@ -83,21 +83,26 @@ def _replace(path: Path, text: str) -> None:
 HEAD = """# Scoreboard: gradients of ONNX models
 
 Written by `make scoreboard` on {date} ({machine}): {cases} cases of {operators} operators and {networks} whole models
-at opset 13 to 23, {producers} producers, {cells} answers judged. A case is one of ONNX's own node tests, at every
-opset at which onnxruntime runs it as ONNX says, its values moved off ties. What is right is told by differences of
-the forward, in float64 of onnxruntime's own kernels or of onnx's reference evaluator, in float32 where neither is
-there; where two steps disagree nobody is asked. The tolerance is that of ONNX's test, of the largest entry,
-ten times that for second derivatives.
+at opset 13 to 23, {producers} producers, {cells} answers judged. It shows which producers of gradients for ONNX models
+are right, and where.
 
-**Right**: every number. **Wrong without a word**: other numbers and no error. **By a sentence**: an error that says
-what is not handled. **Badly**: any other error, or a graph of its own that onnxruntime refuses. Where ONNX calls an
-operator not differentiable, the true derivative and a sentence are both right. A producer is asked what it documents,
-at the last opset that it documents; importers, which read files as exporters write them, by the first input. Each
-cell again, behind `pip install ./scoreboard`: `python -m onnx_gradient_scoreboard --producer NAME --case CASE`.
+A case is one of ONNX's own node tests, its values moved off ties, at every opset at which onnxruntime agrees with
+ONNX. The reference is finite differences of the forward pass, in float64 of onnxruntime's kernels or of onnx's
+reference evaluator, in float32 if neither exists; if two step sizes disagree, the question is dropped. The tolerance
+is that of ONNX's test, relative to the largest entry; second derivatives get ten times as much.
 
-The rules stand in `scoreboard/onnx_gradient_scoreboard/verdicts.py`, what each producer is asked and why in
-`producers.py`, its adapter of some twenty lines in `adapters/`. Whoever finds a verdict unfair is asked to say so.
-Every cell, with the words of every refusal: [scoreboard_cells.html](scoreboard_cells.html).
+- **Right**: every number. If ONNX calls an operator not differentiable, a refusal is right too.
+- **Silently wrong**: other numbers and no error.
+- **Refused with a reason**: an error that says what is not handled.
+- **Failed otherwise**: any other error, or a produced graph that onnxruntime refuses.
+
+Each producer is asked only what it documents, at the last opset that it documents; importers, which read files as
+exporters write them, by the first input. To repeat a cell, `pip install ./scoreboard` and run
+`python -m onnx_gradient_scoreboard --producer NAME --case CASE`.
+
+The rules are in `scoreboard/onnx_gradient_scoreboard/verdicts.py`; what each producer is asked, and why, in
+`producers.py`; its adapter of about twenty lines in `adapters/`. If you find a verdict unfair, please tell us.
+[scoreboard_cells.html](scoreboard_cells.html) has every cell with the text of every refusal.
 """
 
 
@@ -116,14 +121,14 @@ def markdown(table: list[Row]) -> str:
     for row in table:
         cells = [str(row.counts()[v]) for v in TITLES]
         lines.append(f"| {row.producer.name} | {row.version} | {' | '.join(cells)} |")
-    lines += ["", "## By question", "", "Right of those asked for; wrong without a word in bold.", ""]
+    lines += ["", "## By question", "", "Right answers of all questions asked; silently wrong ones in bold.", ""]
     lines += ["| producer | " + " | ".join(ASKED[k] for k in KINDS) + " |", "|---|" + "---:|" * len(KINDS)]
     lines += [f"| {row.producer.name} | {' | '.join(_cell(row.counts(k)) for k in KINDS)} |" for row in table]
     lines += ["", "## By operator", "", 'All questions. "all 12": 12 of 12 are right.', ""]
     lines += ["| operator | " + " | ".join(row.producer.name for row in table) + " |", "|---|" + "---:|" * len(table)]
     for name in [*names, "whole models"]:
         lines.append(f"| {name} | {' | '.join(_cell(row.counts(operator=name)) for row in table)} |")
-    lines += ["", "## Wrong without a word", ""]
+    lines += ["", "## Silently wrong", ""]
     for row in table:
         wrong = defaultdict[str, list[str]](list)
         for r in row.results:
@@ -131,7 +136,7 @@ def markdown(table: list[Row]) -> str:
                 wrong[r.case].append(r.question)
         listed = "; ".join(f"`{case}` ({', '.join(kinds)})" for case, kinds in wrong.items()) or "none"
         lines.append(f"- **{row.producer.name}**: {listed}")
-    lines += ["", "## What each was asked, and with what", ""]
+    lines += ["", "## What each was asked", ""]
     for row in table:
         used = ", ".join(f"{n} {v}" for n, v in row.versions.items())
         passes = "".join(f" Not asked of {op}: {why}." for op, why in row.producer.passes.items())
@@ -140,7 +145,7 @@ def markdown(table: list[Row]) -> str:
             f" Documented in {row.producer.basis}.{passes} ({used})"
         )
     missing = [name for name in PRODUCERS if name not in {row.producer.name for row in table}]
-    lines += [f"- **{name}** was not there." for name in missing]
+    lines += [f"- **{name}** was not run." for name in missing]
     return head + "\n" + "\n".join(lines) + "\n"
 
 
@@ -176,7 +181,7 @@ def page(producers: list[Row]) -> str:
         for row in producers
     )
     heads = "".join(f'<th><b class="{MARKS[v]}">{MARKS[v]}</b> {TITLES[v]}' for v in VERDICTS)
-    head = f"{datetime.date.today().isoformat()}. Five letters each: {', '.join(ASKED.values())}. A touch says more."
+    head = f"{datetime.date.today().isoformat()}. Five letters each: {', '.join(ASKED.values())}. Tap for details."
     parts = {"HEAD": head, "TABLE": f"<tr><th>producer{heads}{table}"}
     parts["DATA"] = json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
     text = (files(__package__ or "") / "page.html").read_text(encoding="utf-8")

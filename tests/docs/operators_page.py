@@ -24,9 +24,9 @@ INTRODUCTION = f"""\
 
 # Operators
 
-Domain `{DOMAIN}`, version {OPSET_VERSION}. Every operator accumulates in at least float32 and rounds once into the type
-of its inputs. An optional list that is empty counts as absent. [readings.md](readings.md) says which reading is taken
-where the specifications contradict each other.
+The reference of the operators that gradients use: domain `{DOMAIN}`, version {OPSET_VERSION}. Every operator accumulates in at
+least float32 and rounds once to the type of its inputs. An empty optional list counts as absent. If specifications
+contradict each other, [readings.md](readings.md) says what is computed.
 """
 
 # Paragraphs that open with one of these are set off.

@@ -12,20 +12,20 @@ from .runner import Verdict
 
 _HEAD = """# Mutants
 
-`make mutants` changes a fact, a threshold or a formula in one place and runs the tests that read it, and so for 300
-places, drawn at random, the same number from each room and of each kind: an entry left out of a table of names
-(`entry`), another number in a table or a condition, a comparison, an operator (`arithmetic`: + and -, `op.Mul` and
-`op.Div`), a sign, an axis, min and max (`extreme`), a dropped `not`, a refusal that never refuses. Changes that tests
-of an earlier state did not see are always among them. A mutant that no test sees is a survivor: a test is missing, or
-what changed is no result.
+How well the tests guard the code. `make mutants` changes one fact, threshold or formula and runs the tests that reach
+it. It does so at 300 random places, equally many from each room and of each kind: an entry removed from a table of
+names (`entry`), another number in a table or a condition, a comparison, an operator (`arithmetic`: + and -, `op.Mul`
+and `op.Div`), a sign, an axis, min and max (`extreme`), a dropped `not`, a refusal that never refuses. Earlier
+survivors are always among them. A mutant that fails no test is a survivor: either a test is missing, or the change
+affects no result.
 
-Tests run in a copy of the tree, in processes forked from one that has imported NumPy, ONNX and onnxruntime. Which test
-runs which function was recorded once, in build/mutants/contexts (`ARGS=--record` records again); the fastest ones that
-run what was changed go first, before them those called after a name that a table has lost and all of a file that bears the
-module's name, and the first failure ends a mutant; a minute of the processor without one makes a survivor. Kernels are
-compiled where the change reaches them.
-`ARGS="--count 100 --seed 1"` draws others, `ARGS="--only converters/rules"` in one place, and `ARGS=--again` continues
-a run, survivors first. Tests of pace, of processes, of the command line and of texts do not run.
+Tests run in a copy of the tree, in processes forked from one that has imported NumPy, ONNX and onnxruntime.
+build/mutants/contexts records which test runs which function (`ARGS=--record` records again). Tests named after an
+entry removed from a table, or in a file named after the module, run first, then the fastest that run the changed
+function. The first failure kills a mutant; a minute of processor time without one makes a survivor. Kernels that the
+change reaches are compiled again.
+`ARGS="--count 100 --seed 1"` draws others, `ARGS="--only converters/rules"` limits them to one place, and `ARGS=--again`
+continues a run, survivors first. Tests of speed, of processes, of the command line and of texts do not run.
 """
 
 
@@ -55,7 +55,7 @@ def write(path: Path, results: list[tuple[Mutation, Verdict]], missing: list[str
     left = [m for m, verdict in results if not verdict.killed]
     lines += ["", "## Survivors", ""]
     for title, chosen in (
-        ("No test could kill these:", [m for m in left if reason(m)]),
+        ("No test can kill these:", [m for m in left if reason(m)]),
         ("These are open:", [m for m in left if not reason(m)]),
     ):
         if chosen:
@@ -65,5 +65,5 @@ def write(path: Path, results: list[tuple[Mutation, Verdict]], missing: list[str
                 lines.append(_row(f"`{m.path}` {m.scope}", m.what.replace("|", "\\|"), f"`` {source} ``", reason(m)))
             lines.append("")
     if missing:
-        lines += ["Of the earlier survivors, the code no longer has: " + "; ".join(missing) + ".", ""]
+        lines += ["Earlier survivors that the code no longer has: " + "; ".join(missing) + ".", ""]
     path.write_text("\n".join(lines).rstrip() + "\n")

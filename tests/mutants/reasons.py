@@ -2,10 +2,10 @@
 
 REASONS: dict[tuple[str, str], str] = {
     ("ort_ops/convolution/winograd/plan.py:_thread_bytes", "192 bytes less"): (
-        "no more than the room for alignment, where a vector has 16 floats; 4096 bytes less are found"
+        "within the room for alignment if a vector has 16 floats; tests find 4096 bytes less"
     ),
     ("opset/bodies/convolution_weights.py:_Factors.folds_batch", "`>` -> `>=`"): (
-        "speed: either form is right, and of equal sizes neither is faster"
+        "speed: either form is right, and for equal sizes neither is faster"
     ),
     ("opset/bodies/convolution_weights.py:_Factors._sliced", "`-1` -> `1`, number 2"): (
         "the entries are those of the one or two last axes"
@@ -17,21 +17,21 @@ REASONS: dict[tuple[str, str], str] = {
         "ranks draw other numbers, which differ among fewer than 2⁶³ ranks"
     ),
     ("opset/bodies/convolution_weights.py:_Factors.shifts", "`<=` -> `<`"): (
-        "speed: kernels of exactly that many cells are copied by slices, which is right as well"
+        "speed: kernels of exactly that many cells are copied by slices, which is right too"
     ),
-    ("opset/functions/onnx.py:_MOST_BODIES", "16 -> 8"): "speed: larger bodies are written anew",
+    ("opset/functions/onnx.py:_MOST_BODIES", "16 -> 8"): "speed: larger bodies are generated again",
     ("ort_ops/convolution/gather/bands.py:_copy_of_blocks", "`>` -> `>=`, number 2"): (
-        "speed: a band of exactly the limit is computed by fewer channels, with the same sums"
+        "speed: a band of exactly the limit has fewer channels, with the same sums"
     ),
     ("ort_ops/attention/attention_backward.py:_plan", "max -> min, number 2"): (
-        "speed: the sums of few heads are cut into more parts than two threads need"
+        "speed: the sums of few heads get more parts than two threads need"
     ),
     ("ort_ops/weights.py:_LINE", "64 -> 32"): "speed: weights may begin in the middle of a cache line",
-    ("onnx_backprop/training/reports/plots.py:_draw", "50 -> 25"): "looks: whether points of a curve have markers",
+    ("onnx_backprop/training/reports/plots.py:_draw", "50 -> 25"): "appearance: whether points of a curve have markers",
     ("opset/bodies/expressions.py:_NEUTRAL", "without 0, number 2"): "speed: a difference from 0 is a node",
     ("ort_ops/convolution/gather/bands.py:_block", "ceil -> floor"): "speed: how many channels an item has",
     ("converters/check/differences.py:_along", "`+` -> `-`"): (
-        "of a right gradient the two agree; of a wrong one the size that errors are compared with changes by less than twice"
+        "right gradients give the same; for wrong ones the reference size changes by less than a factor of two"
     ),
     ("onnx_backprop/training/reports/report.py:write_report", "`>` -> `>=`"): "words: 12 of 12 layers are all of them",
 }

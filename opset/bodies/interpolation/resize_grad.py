@@ -37,7 +37,7 @@ class ResizeRule:
 class ResizeBody:
     """Writes one body.
 
-    listed: the axes that roi, scales and sizes speak of. wanted: the lengths that each axis of dY may have, empty where
+    listed: the axes that roi, scales and sizes refer to. wanted: the lengths that each axis of dY may have, empty where
     that is not known. by_scale: whether scales (True) or sizes (False) are given, None where only the run can tell.
     """
 
