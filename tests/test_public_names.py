@@ -184,6 +184,29 @@ def test_a_trainer_of_a_file_imports_no_converter(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["[]", "True"]
 
 
+def test_a_conversion_imports_no_sympy_and_leaves_it_to_others(tmp_path: Path) -> None:
+    """It is 33 MiB, which onnx_ir imports for formulas of lengths. Those work, and whoever imports sympy has the real one."""
+    (tmp_path / "model.onnx").write_bytes(onnx.parser.parse_model(LINEAR).SerializeToString())
+    code = (
+        "import sys, onnx_backprop as ob; ob.training_graph('model.onnx', loss='mse', optimizer='adamw').save('graph.onnx'); "
+        "import onnx_ir as ir; print([m for m in ('sympy', 'onnx_ir._symbolic_shapes') if m in sys.modules]); "
+        "import sympy.core; n = ir.SymbolicDim('N'); print((n + n + 1).simplify(), ir.SymbolicDim(sympy.Symbol('M') * 2)); "
+        "import onnx_ir._symbolic_shapes as parser; print(parser.parse_symbolic_expression('max(N, 2)') == "
+        "sympy.Max(2, n._expr), sympy.core.Expr is sympy.Expr, ir.__spec__.loader.get_filename())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.splitlines()[:2] == ["[]", "2*N + 1 2*M"]
+    assert done.stdout.splitlines()[2].startswith("True True ")
+
+
+def test_onnx_ir_is_imported_as_ever_beside_threads_and_sympy(tmp_path: Path) -> None:
+    """A thread could import sympy while onnx_ir has another thing in its place."""
+    for before in ("threading.Thread(target=threading.Event().wait, daemon=True).start()", "import sympy"):
+        code = f"import threading, sys, onnx_backprop; {before}; import onnx_ir._core as c; print(c.sympy is sys.modules['sympy'])"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert done.stdout == "True\n"
+
+
 WITHOUT_NATIVE_KERNELS = """
 import sys
 for name in ("onnxruntime_extensions", "llvmlite"):
