@@ -32,7 +32,8 @@ _OURS_ALONE = 0x81  # bits 63 and 56 of the entry of a page in memory that no ot
 def block_bytes() -> int:
     """The length of a huge page; 0 where there are none, or none are wanted."""
     try:
-        allowed = os.environ.get(VARIABLE) != "0" and "[never]" not in (_FOLDER / "enabled").read_text()
+        wanted = os.environ.get(VARIABLE) != "0" and os.access(_PAGES, os.R_OK)
+        allowed = wanted and "[never]" not in (_FOLDER / "enabled").read_text()
         return int((_FOLDER / "hpage_pmd_size").read_text()) if allowed else 0
     except (OSError, ValueError):
         return 0
@@ -63,7 +64,7 @@ class HugePages:
     def about_to_run(self) -> None:
         """A run is to begin; before some of them, pages are put together."""
         if self._before is not None and next(self._runs) in _RUNS:
-            with suppress(OSError, ValueError):  # no /proc, or a mapping that is gone meanwhile
+            with suppress(OSError, ValueError):  # of a mapping that is gone meanwhile
                 self.collapse()
 
     def collapse(self) -> int:

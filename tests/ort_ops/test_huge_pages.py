@@ -104,13 +104,15 @@ def test_a_trainer_has_them_before_the_third_step(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("why", ["variable", "never", "another system"])
+@pytest.mark.parametrize("why", ["variable", "never", "another system", "no /proc"])
 def test_none_are_asked_for_where_there_are_none(why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huge_pages, "_FOLDER", tmp_path)
     monkeypatch.setattr(HugePages, "collapse", lambda _: pytest.fail("there are none"))
     if why != "another system":
         (tmp_path / "enabled").write_text("always madvise [never]" if why == "never" else "always [madvise] never")
         (tmp_path / "hpage_pmd_size").write_text("2097152")
+    if why == "no /proc":
+        monkeypatch.setattr(huge_pages, "_PAGES", tmp_path / "pagemap")
     if why == "variable":
         monkeypatch.setenv(huge_pages.VARIABLE, "0")
     pages = HugePages()
