@@ -34,6 +34,7 @@ from onnx_backprop.ort_ops import (
     native_kernels_work,
     session,
 )
+from onnx_backprop.ort_ops.huge_pages import HugePages
 from onnx_backprop.providers.choose import Target, chosen
 from onnx_backprop.providers.placed import Placed, check_kernels, options_for
 from onnx_backprop.training.inputs import Inputs, refusals
@@ -282,6 +283,7 @@ class _Run:
         self.masks, self.outputs, self.statistics = graphs.masks, graphs.outputs, tuple(graphs.statistics)
         self.seeds, self._gradients = graphs.seeds, graphs.gradients
         self.reads: tuple[str, ...] = ()
+        self._huge_pages = HugePages()
         # PyTorch's threads want the cores, as those of NumPy do
         if target is not None:
             session_options = be_lean(options or options_for(target))
@@ -311,6 +313,7 @@ class _Run:
 
     def forward(self, tensors_by_name: Tensors) -> dict[str, Any]:
         """Outputs, new statistics and what the backward pass reads, by name."""
+        self._huge_pages.about_to_run()
         return _called(self._forward, tensors_by_name)
 
     def backward(self, tensors_by_name: Tensors) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.mapped import look_at
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.ort_ops import run_bound
+from onnx_backprop.ort_ops.huge_pages import HugePages, ask
 from onnx_backprop.providers.memory import HOST, Memory
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Buffers:
         self._losses = [loss] if unread == 1 else self._ring(loss, unread)
         self._bindings: WeakKeyDictionary[onnxruntime.InferenceSession, tuple[onnxruntime.IOBinding, ...]]
         self._bindings = WeakKeyDictionary()
+        self._huge_pages = HugePages()
 
     def set(self, state: dict[str, np.ndarray]) -> None:
         """Take the arrays, one after the other out of `state`. If that fails, the state stays what it was."""
@@ -165,6 +167,7 @@ class Buffers:
 
     def run(self) -> None:
         """Run the step that `binding` is for; the state then is what it was, but for that which is renewed in place."""
+        self._huge_pages.about_to_run()
         binding = self.binding
         self._ahead = False
         if len(self._losses) > 1:
@@ -230,6 +233,7 @@ class Buffers:
             return OrtValue.ortvalue_from_numpy_with_onnx_type(np.asarray(value), TensorProto.BFLOAT16)
         value = value if self._division is None else self._division.shard(name, value)
         result = place or OrtValue.ortvalue_from_shape_and_type(np.shape(value), self._types[name].elem_type)
+        ask(result.data_ptr(), result.tensor_size_in_bytes())
         result.update_inplace(np.ascontiguousarray(value).reshape(np.shape(value)))
         look_at(result.tensor_size_in_bytes())
         return result

@@ -19,6 +19,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 import onnx_backprop as ob
 from models import unet_conv_transpose, unet_resize
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
+from onnx_backprop.ort_ops.huge_pages import HugePages, block_bytes
 from tests.docs.blocks import examples
 from tests.support.training_models import classifier
 
@@ -41,6 +42,17 @@ def exported(module: Any, path: Path, *inputs: Any, **more: Any) -> Path:
             module, inputs, str(path), dynamo=False, opset_version=18, input_names=names, dynamic_axes=axes, **more
         )
     return path
+
+
+@pytest.mark.skipif(not block_bytes(), reason="this system gives no huge pages on request")
+def test_what_a_step_uses_is_put_together_before_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, asked = ob.torch.module(unet_resize.build(features=4, levels=2)), list[int]()
+    done = list[int]()
+    monkeypatch.setattr(HugePages, "collapse", lambda _: asked.append(len(done)))
+    while len(done) < 4:
+        own(torch.rand(1, 1, 24, 24)).sum().backward()
+        done.append(1)
+    assert asked == [2]
 
 
 @pytest.mark.parametrize(
