@@ -7,6 +7,7 @@ from onnx_backprop.converters.prepare.fused import (
     attention,
     classic,
     group_query,
+    losses,
     matmul,
     moe,
     normalization,
@@ -65,6 +66,7 @@ _CLASSIC: dict[str, Expansion] = {
     "Scaler": classic.scaler,
 }
 EXPANSIONS: dict[tuple[str, str], Expansion] = {(MICROSOFT, name): f for name, f in _MICROSOFT.items()}
+EXPANSIONS |= {("", name): losses.class_loss for name in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")}
 EXPANSIONS |= {(CLASSIC, name): f for name, f in _CLASSIC.items()}
 REGISTERED: set[tuple[str, str]] = set()  # those that `register_expansion` has added, which no runtime need know
 
