@@ -25,9 +25,14 @@ _CODEBOOK = "it is read as a codebook, which the module may renew without a grad
 # whose scales a quantiser has added to what was exported
 _IN_BLOCKS = ("MatMulNBits", "GatherBlockQuantized", "MatMulBnb4", "QMoE")
 _COMPUTED = "the exporter has computed it"
+_UNSAID = "the file calls it neither parameter nor buffer"
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
 _MERGED_BY_TOOL = "by its name, a product has been merged with what follows it, as BatchNormalization"
-_FUSED = re.compile(r"(Conv(Bn|Mul|Add)|MatMulBn)Fusion_|.*_(weight|bias)_fused$")  # names of onnxruntime and onnxslim
+# names of onnxruntime, onnxslim and TensorFlow
+_FUSED = re.compile(r"(Conv(Bn|Mul|Add)|MatMulBn)Fusion_|.*_(weight|bias)_fused$|.*/merged_input:0$")
+# of TensorFlow, which names each value layer/operation:0, what reads or only moves a variable
+_TENSORFLOW = re.compile(r".+/(\w+?)(_\d+)?:\d+")
+_VARIABLE = {"ReadVariableOp", "Reshape", "Transpose", "ExpandDims", "Squeeze", "Cast", "Const", "resource"}
 # outputs of torch's rewriter, behind onnxruntime's, which joins the activation
 _REWRITER = re.compile(r"node_Conv(Transpose)?_\d+")
 _REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+/\w+|getitem(_\d+)?")
@@ -172,7 +177,14 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
         if origin.kind == FOLDED and role in _OF_PARAMETERS:
             return _of_exporter(value, array, uses)
         return _against_name(value, role, array)
-    return _of_exporter(value, array, uses) if origin.kind == FOLDED else _Verdict()
+    if origin.kind == FOLDED:
+        return _of_exporter(value, array, uses)
+    named = _TENSORFLOW.fullmatch(str(value.name))
+    if named is None:
+        return _Verdict()
+    if named[1] not in _VARIABLE:
+        return _Verdict(doubt=_COMPUTED)
+    return _Verdict(doubt="" if any(structure.is_weight(value, *use) for use in uses) else _UNSAID)
 
 
 def _against_name(value: ir.Value, role: str, array: np.ndarray | None) -> _Verdict:
@@ -219,8 +231,8 @@ def _judged_by_name(
     if role is not None:
         return _Verdict(role, "" if buffer else "by its numbers; the file calls it neither parameter nor buffer")
     if buffer:
-        return _Verdict(BUFFERS[1], "the file calls it neither parameter nor buffer")
-    reader = f"it is the {defined}" if defined else "the file calls it neither parameter nor buffer"
+        return _Verdict(BUFFERS[1], _UNSAID)
+    reader = f"it is the {defined}" if defined else _UNSAID
     return _Verdict(doubt=reader)
 
 

@@ -106,9 +106,7 @@ class Widened:
         if sequences.is_sequence(value):
             to = like.dtype
             count = sequences.length(self._op, value)
-            return sequences.sequence_of(
-                self._op, count, to, lambda op, n: op.Cast(sequences.at(op, value, n), to=to)
-            )
+            return sequences.sequence_of(self._op, count, to, lambda op, n: op.Cast(sequences.at(op, value, n), to=to))
         result = self._op.Cast(value, to=like.dtype)
         result.shape = value.shape
         return result
