@@ -107,6 +107,7 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value], loss: ir.Value | None 
     left_out = {value: verdict.left_out for value, verdict in verdicts.items() if verdict.left_out}
     if len(left_out) == len(verdicts) and not structure.has_integer_weights(graph):
         unsaid = [v for v, role in left_out.items() if role in _PERHAPS and origin_of(v).kind in ("", FOLDED)]
+        unsaid = [v for v in unsaid if not _named_as_constant(v)]  # as `one` behind trees
         left_out = {value: role for value, role in left_out.items() if value not in unsaid}
         verdicts |= dict.fromkeys(unsaid, _Verdict())
     return Choice(left_out, {value: verdict.doubt for value, verdict in verdicts.items() if verdict.doubt})
@@ -225,6 +226,8 @@ def _judged_by_name(
         if role is None and leaf & _SURE_WORDS == {"weight"} and scales and not structure.is_vector(value):
             return _Verdict(doubt="it is multiplied element by element; the file calls it neither parameter nor buffer")
         doubt = "" if role is None else f"its numbers are those of a {role}"
+        if role is None and "bias" in leaf and any(structure.is_second_bias(*use) for use in uses):
+            doubt = f"it is added to what has a bias; {_UNSAID}"
         return _Verdict(doubt=doubt or _CODEBOOK if structure.is_codebook(value) else doubt)
     if defined is not None and (structure.reader_of(defined) in _IN_BLOCKS or not leaf.isdisjoint(_CONSTANT_WORDS)):
         return _Verdict(defined)

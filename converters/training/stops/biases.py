@@ -1,6 +1,6 @@
 """The second bias of a recurrent layer of TensorFlow, whose layers have one: B = (Wb, Rb), and dRb = 0.
 
-tf2onnx writes zeros there, and calls the tensor B__1 or B0__1. Trained, it would double each step of the bias: dRb = dWb.
+tf2onnx writes zeros there, and calls the tensor B__1 or B0__1. Trained, they would double each step: dRb = dWb.
 """
 
 import re

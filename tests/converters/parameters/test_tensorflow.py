@@ -86,7 +86,7 @@ def test_layers_with_one_bias(op: str, gates: int, zeros: bool) -> None:
         arrays["B0__3"][:, gates * 4 :] = 0
     model.graph.node[0].input[1:] = list(arrays)
     model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
-    graph, said = told_of(model)
+    _, said = told_of(model)
     assert ("the second biases in 'B0__3' are zeros" in said) is zeros
     trainer = ob.Trainer(ob.training_graph(model, loss="mse", optimizer="sgd"), learning_rate=1.0)
     x, target = RNG.standard_normal((3, 2, 5)).astype(np.float32), np.zeros((1, 2, 4), np.float32)
