@@ -38,6 +38,8 @@ _REWRITER = re.compile(r"node_Conv(Transpose)?_\d+")
 _REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+/\w+|getitem(_\d+)?")
 _OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScript's, of what a node makes
 _WRITTEN = re.compile(r"val_\d+|/(.*/)?(Cast|Sqrt)(_\d+)?_output_\d+")  # single numbers that the code has, or lengths
+_PADDLE = re.compile(r".+_\d+\.[wb]_\d+")  # Paddle's parameters, and its buffers
+_PADDLE_BUFFER = re.compile(r"generated_tensor_\d+")
 _GENERATED = re.compile(
     r"^\W*\d*$|(^|[/_.:])constants?[/_.:\d]|(^|[/_.:])(\w|c(on)?st\w*|val_\d+)(:\d+)?$|::|_(out(put)?|expr)_\d+|^_",
     re.IGNORECASE,
@@ -168,6 +170,8 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
         return _judged_by_name(value, origin.name, array, uses, defined, context)
     if defined is not None:
         return _Verdict(defined)
+    if _PADDLE_BUFFER.fullmatch(str(value.name)):
+        return _Verdict(BUFFERS[1], "Paddle calls so what is no parameter")
     absent = None if array is None else _absent(value, array, uses)
     if absent is not None and not _named_as_parameter(value, origin):
         doubt = "" if _named_as_constant(value) else "its numbers are all equal, and its name says nothing"
@@ -195,6 +199,8 @@ def _against_name(value: ir.Value, role: str, array: np.ndarray | None) -> _Verd
     if role == SINGLE:  # as most constants are, whatever module they are in
         eps = array is not None and 0 < float(array.flat[0]) < _EPS
         open_ = _ANYTHING.fullmatch(str(value.name)) and not eps
+        if _PADDLE.fullmatch(str(value.name)):
+            return _Verdict(doubt="it is a single number with the name of a parameter")
         if not open_ and (leaf & (constant | _NUMBER_WORDS) or _GENERATED.search(str(value.name))):
             return _Verdict(role)
         named = leaf & (_WEIGHT_WORDS | _GATE_WORDS)

@@ -231,3 +231,14 @@ def test_no_number_of_the_code_is_trained_in_the_place_of_trees() -> None:
     file.producer_name = "any"
     with pytest.raises(ob.InvalidArgumentError, match="'one'"):
         ob.training_graph(file, loss="mse")
+
+
+def test_names_that_paddle_gives() -> None:
+    """A parameter is layer_0.w_0, however few numbers it has; what the code or a buffer has is generated_tensor_0."""
+    file = scripted("h = Gemm(x, u, c) g = Mul(h, a) y = Add(g, b)", {"u": M, "c": M[0], "a": M[0, :1], "b": M[1]})
+    file.producer_name = "any"
+    names = {"u": "linear_0.w_0", "c": "linear_0.b_0", "a": "gate_0.w_0", "b": "generated_tensor_0"}
+    graph, said = told_of(renamed(file, names))
+    assert set(graph.parameters) == {"linear_0.w_0", "linear_0.b_0", "gate_0.w_0"}
+    assert "trained are 'gate_0.w_0' (it is a single number" in said
+    assert "left out are 'generated_tensor_0' (Paddle calls so what is no parameter)" in said
