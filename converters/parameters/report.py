@@ -1,6 +1,7 @@
 """Sentences about a choice of parameters: what is doubtful, what the file lacks, and how little of it is trained."""
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
 
@@ -34,6 +35,7 @@ _SHOWN = 40  # names that a warning lists
 _FEW = 4  # nodes of each
 _LEAST = 8  # numbers of two matrices that are not equal by chance
 _TENSORFLOW = re.compile(r".+/.+:\d+")
+_OPERATION = re.compile(r"node_(add|div|mul|sub)(?:_(\d+))?")
 _CALL = re.compile(r"_\d+(?=\.|$)")  # enc.4_1: the second call of enc.4
 _OF_TOOL = re.compile(r"_v_\d+")  # onnxsim's
 _NUMBER = re.compile(r"\d+")
@@ -56,6 +58,7 @@ def warn_of(
         unsmoothed(graph),
         unbiased(graph, trained),
         dropped(graph, trained),
+        computed(graph),
         separated(graph, trained),
         tied(graph, trained),
         read_twice(trained),
@@ -175,6 +178,25 @@ def dropped(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
         f"the file has no bias for {_listed(lacking)}. tf2onnx, which Keras exports by, takes away what adds zeros or "
         "multiplies by ones, as biases, shifts and scales begin: then the layers train them. Export after a step of "
         "training, or let them begin with other numbers"
+    )
+
+
+def computed(graph: ir.Graph) -> str:
+    """The operations of torch that a tool has taken out of a file of dynamo, by the numbers that are not there."""
+    if SIGNATURE in graph.metadata_props:  # which names the parameters that are missing
+        return ""
+    found = defaultdict[str, set[int]](set)
+    for match in (_OPERATION.fullmatch(node.name or "") for node in graph):
+        if match:
+            found[match[1]].add(int(match[2] or 0))
+    gaps = ((name, n) for name, numbers in found.items() for n in range(max(numbers)) if n not in numbers)
+    lacking = [f"{name}_{n}" if n else name for name, n in gaps]
+    if not lacking:
+        return ""
+    return (
+        f"the file lacks operations of the module: {_listed(map(repr, lacking))}. A tool has computed them, or taken "
+        "away what adds zeros or multiplies by ones: parameters that only they read, as scales and shifts that begin "
+        "so, are not trained. ob.torch.export keeps them"
     )
 
 

@@ -242,3 +242,13 @@ def test_names_that_paddle_gives() -> None:
     assert set(graph.parameters) == {"linear_0.w_0", "linear_0.b_0", "gate_0.w_0"}
     assert "trained are 'gate_0.w_0' (it is a single number" in said
     assert "left out are 'generated_tensor_0' (Paddle calls so what is no parameter)" in said
+
+
+@pytest.mark.parametrize("names", [("node_mul", "node_mul_1"), ("node_mul_1", "node_mul_3"), ("mul_1", "mul_3")])
+def test_operations_that_a_tool_has_taken_out(names: tuple[str, str]) -> None:
+    """x · 1 and exp(-s) · l leave a gap in the numbers that torch gives its operations."""
+    file = scripted("h = Gemm(x, u, c) a = Mul(h, h) y = Mul(a, h)", {"u": M, "c": M[0]})
+    for node, name in zip(file.graph.node[1:], names, strict=True):
+        node.name = name
+    said = told_of(renamed(file, {"u": "l.weight", "c": "l.bias"}))[1]
+    assert ("lacks operations of the module: 'mul', 'mul_2'. A tool has" in said) is (names[0] == "node_mul_1")
