@@ -90,9 +90,9 @@ def _gated() -> Any:
 
 def _hyper() -> Any:
     def forward(m: Any, x: Any) -> Any:
-        return m.o(torch.tanh(F.linear(x, m.writer(m.code).view(5, 6), m.bias)))
+        return m.o(torch.tanh(F.linear(x, m.writer(m.latent).view(5, 6), m.bias)))
 
-    return Net(forward, code=weight(4), writer=nn.Linear(4, 30), bias=zeros(5), o=nn.Linear(5, 2))
+    return Net(forward, latent=weight(4), writer=nn.Linear(4, 30), bias=zeros(5), o=nn.Linear(5, 2))
 
 
 def _corrected() -> Any:

@@ -7,7 +7,6 @@ from onnx_backprop.converters.prepare.fused import (
     attention,
     classic,
     group_query,
-    losses,
     matmul,
     moe,
     normalization,
@@ -66,7 +65,7 @@ _CLASSIC: dict[str, Expansion] = {
     "Scaler": classic.scaler,
 }
 EXPANSIONS: dict[tuple[str, str], Expansion] = {(MICROSOFT, name): f for name, f in _MICROSOFT.items()}
-LOSSES: Table = {("", n): losses.class_loss for n in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")}
+LOSSES: Table = {("", n): activations.class_loss for n in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")}
 EXPANSIONS |= LOSSES
 EXPANSIONS |= {(CLASSIC, name): f for name, f in _CLASSIC.items()}
 REGISTERED: set[tuple[str, str]] = set()  # those that `register_expansion` has added, which no runtime need know
