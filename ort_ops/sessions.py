@@ -232,6 +232,8 @@ def _advice(refusal: str) -> str:
     early = next((op.name for op in OPERATORS.values() if op.key in refusal), "")
     if early:
         return f". {early} was registered after these session options had been: make new ones"
+    if "Could not find an implementation" in refusal:
+        return ". The provider has no kernel of it for these types, as a CPU for bfloat16: export the model in float32"
     match = _UNKNOWN.search(refusal)
     if match is None:
         return ""

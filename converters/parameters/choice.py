@@ -25,14 +25,21 @@ _CODEBOOK = "it is read as a codebook, which the module may renew without a grad
 # whose scales a quantiser has added to what was exported
 _IN_BLOCKS = ("MatMulNBits", "GatherBlockQuantized", "MatMulBnb4", "QMoE")
 _COMPUTED = "the exporter has computed it"
+_UNSAID = "the file calls it neither parameter nor buffer"
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
 _MERGED_BY_TOOL = "by its name, a product has been merged with what follows it, as BatchNormalization"
-_FUSED = re.compile(r"(Conv(Bn|Mul|Add)|MatMulBn)Fusion_|.*_(weight|bias)_fused$")  # names of onnxruntime and onnxslim
+# names of onnxruntime, onnxslim and TensorFlow
+_FUSED = re.compile(r"(Conv(Bn|Mul|Add)|MatMulBn)Fusion_|.*_(weight|bias)_fused$|.*/merged_input:0$")
+# of TensorFlow, which names each value layer/operation:0, what reads or only moves a variable
+_TENSORFLOW = re.compile(r".+/(\w+?)(_\d+)?:\d+")
+_VARIABLE = {"ReadVariableOp", "Reshape", "Transpose", "ExpandDims", "Squeeze", "Cast", "Const", "resource"}
 # outputs of torch's rewriter, behind onnxruntime's, which joins the activation
 _REWRITER = re.compile(r"node_Conv(Transpose)?_\d+")
 _REWRITTEN = re.compile(r"(fused )?node_(Conv|ConvTranspose|Gemm)_\d+/\w+|getitem(_\d+)?")
 _OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScript's, of what a node makes
 _WRITTEN = re.compile(r"val_\d+|/(.*/)?(Cast|Sqrt)(_\d+)?_output_\d+")  # single numbers that the code has, or lengths
+_PADDLE = re.compile(r".+_\d+\.[wb]_\d+")  # Paddle's parameters, and its buffers
+_PADDLE_BUFFER = re.compile(r"generated_tensor_\d+")
 _GENERATED = re.compile(
     r"^\W*\d*$|(^|[/_.:])constants?[/_.:\d]|(^|[/_.:])(\w|c(on)?st\w*|val_\d+)(:\d+)?$|::|_(out(put)?|expr)_\d+|^_",
     re.IGNORECASE,
@@ -102,6 +109,7 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value], loss: ir.Value | None 
     left_out = {value: verdict.left_out for value, verdict in verdicts.items() if verdict.left_out}
     if len(left_out) == len(verdicts) and not structure.has_integer_weights(graph):
         unsaid = [v for v, role in left_out.items() if role in _PERHAPS and origin_of(v).kind in ("", FOLDED)]
+        unsaid = [v for v in unsaid if not _named_as_constant(v)]  # as `one` behind trees
         left_out = {value: role for value, role in left_out.items() if value not in unsaid}
         verdicts |= dict.fromkeys(unsaid, _Verdict())
     return Choice(left_out, {value: verdict.doubt for value, verdict in verdicts.items() if verdict.doubt})
@@ -162,6 +170,8 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
         return _judged_by_name(value, origin.name, array, uses, defined, context)
     if defined is not None:
         return _Verdict(defined)
+    if _PADDLE_BUFFER.fullmatch(str(value.name)):
+        return _Verdict(BUFFERS[1], "Paddle calls so what is no parameter")
     absent = None if array is None else _absent(value, array, uses)
     if absent is not None and not _named_as_parameter(value, origin):
         doubt = "" if _named_as_constant(value) else "its numbers are all equal, and its name says nothing"
@@ -172,7 +182,14 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
         if origin.kind == FOLDED and role in _OF_PARAMETERS:
             return _of_exporter(value, array, uses)
         return _against_name(value, role, array)
-    return _of_exporter(value, array, uses) if origin.kind == FOLDED else _Verdict()
+    if origin.kind == FOLDED:
+        return _of_exporter(value, array, uses)
+    named = _TENSORFLOW.fullmatch(str(value.name))
+    if named is None:
+        return _Verdict()
+    if named[1] not in _VARIABLE:
+        return _Verdict(doubt=_COMPUTED)
+    return _Verdict(doubt="" if any(structure.is_weight(value, *use) for use in uses) else _UNSAID)
 
 
 def _against_name(value: ir.Value, role: str, array: np.ndarray | None) -> _Verdict:
@@ -182,6 +199,8 @@ def _against_name(value: ir.Value, role: str, array: np.ndarray | None) -> _Verd
     if role == SINGLE:  # as most constants are, whatever module they are in
         eps = array is not None and 0 < float(array.flat[0]) < _EPS
         open_ = _ANYTHING.fullmatch(str(value.name)) and not eps
+        if _PADDLE.fullmatch(str(value.name)):
+            return _Verdict(doubt="it is a single number with the name of a parameter")
         if not open_ and (leaf & (constant | _NUMBER_WORDS) or _GENERATED.search(str(value.name))):
             return _Verdict(role)
         named = leaf & (_WEIGHT_WORDS | _GATE_WORDS)
@@ -213,14 +232,16 @@ def _judged_by_name(
         if role is None and leaf & _SURE_WORDS == {"weight"} and scales and not structure.is_vector(value):
             return _Verdict(doubt="it is multiplied element by element; the file calls it neither parameter nor buffer")
         doubt = "" if role is None else f"its numbers are those of a {role}"
+        if role is None and "bias" in leaf and any(structure.is_second_bias(*use) for use in uses):
+            doubt = f"it is added to what has a bias; {_UNSAID}"
         return _Verdict(doubt=doubt or _CODEBOOK if structure.is_codebook(value) else doubt)
     if defined is not None and (structure.reader_of(defined) in _IN_BLOCKS or not leaf.isdisjoint(_CONSTANT_WORDS)):
         return _Verdict(defined)
     if role is not None:
         return _Verdict(role, "" if buffer else "by its numbers; the file calls it neither parameter nor buffer")
     if buffer:
-        return _Verdict(BUFFERS[1], "the file calls it neither parameter nor buffer")
-    reader = f"it is the {defined}" if defined else "the file calls it neither parameter nor buffer"
+        return _Verdict(BUFFERS[1], _UNSAID)
+    reader = f"it is the {defined}" if defined else _UNSAID
     return _Verdict(doubt=reader)
 
 

@@ -1,6 +1,7 @@
 """Sentences about a choice of parameters: what is doubtful, what the file lacks, and how little of it is trained."""
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
 
@@ -8,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.choice import Choice
-from onnx_backprop.converters.parameters.structure import NEVER_TRAINED, uses_of
+from onnx_backprop.converters.parameters.structure import NEVER_TRAINED, source_of, uses_of
 from onnx_backprop.converters.parameters.values import is_uniform
 from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.exporters.origins import (
@@ -25,6 +26,7 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     restored,
 )
 from onnx_backprop.converters.prepare.exporters.torch_metadata import SIGNATURE, TIES
+from onnx_backprop.converters.prepare.selection import Patterns, chooses
 from onnx_backprop.opset.core.errors import printable, warn
 from onnx_backprop.opset.graphs.walk import is_standard
 
@@ -32,6 +34,8 @@ _ENOUGH = 0.9  # the share of a file's numbers below which it is said how many a
 _SHOWN = 40  # names that a warning lists
 _FEW = 4  # nodes of each
 _LEAST = 8  # numbers of two matrices that are not equal by chance
+_TENSORFLOW = re.compile(r".+/.+:\d+")
+_OPERATION = re.compile(r"node_(add|div|mul|sub)(?:_(\d+))?")
 _CALL = re.compile(r"_\d+(?=\.|$)")  # enc.4_1: the second call of enc.4
 _OF_TOOL = re.compile(r"_v_\d+")  # onnxsim's
 _NUMBER = re.compile(r"\d+")
@@ -53,6 +57,8 @@ def warn_of(
         detached(graph),
         unsmoothed(graph),
         unbiased(graph, trained),
+        dropped(graph, trained),
+        computed(graph),
         separated(graph, trained),
         tied(graph, trained),
         read_twice(trained),
@@ -150,6 +156,63 @@ def unbiased(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
         f"the file has no bias for {_listed(lacking[False])}. The tool that has changed it, or torch's optimizer, "
         "takes away a bias that begins as zeros, and a scale as ones: then the module trains them. ob.torch.export "
         "keeps them"
+    )
+
+
+def dropped(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
+    """The products of a file of tf2onnx that have no bias: it takes away what adds zeros or multiplies by ones."""
+    if not any(_TENSORFLOW.fullmatch(str(node.outputs[0].name)) for node in graph):
+        return ""
+    lacking: list[str] = []
+    for node in graph:
+        product = is_standard(node, *BIASED, "MatMul") and node.inputs[1] in trained
+        if not product or (len(node.inputs) > 2 and node.inputs[2] is not None):
+            continue
+        after = [reader for reader, _ in uses_of(node.outputs[0])]
+        shifts = [r for r in after if is_standard(r, "Add") and any(source_of(x) in trained for x in r.inputs)]
+        if not shifts and not any(is_standard(reader, "BatchNormalization") for reader in after):
+            lacking.append(repr(node.name or node.outputs[0].name))
+    if not lacking:
+        return ""
+    return (
+        f"the file has no bias for {_listed(lacking)}. tf2onnx, which Keras exports by, takes away what adds zeros or "
+        "multiplies by ones, as biases, shifts and scales begin: then the layers train them. Export after a step of "
+        "training, or let them begin with other numbers"
+    )
+
+
+def computed(graph: ir.Graph) -> str:
+    """The operations of torch that a tool has taken out of a file of dynamo, by the numbers that are not there."""
+    if SIGNATURE in graph.metadata_props:  # which names the parameters that are missing
+        return ""
+    found = defaultdict[str, set[int]](set)
+    for match in (_OPERATION.fullmatch(node.name or "") for node in graph):
+        if match:
+            found[match[1]].add(int(match[2] or 0))
+    gaps = ((name, n) for name, numbers in found.items() for n in range(max(numbers)) if n not in numbers)
+    lacking = [f"{name}_{n}" if n else name for name, n in gaps]
+    if not lacking:
+        return ""
+    return (
+        f"the file lacks operations of the module: {_listed(map(repr, lacking))}. A tool has computed them, or taken "
+        "away what adds zeros or multiplies by ones: parameters that only they read, as scales and shifts that begin "
+        "so, are not trained. ob.torch.export keeps them"
+    )
+
+
+def partly_frozen(graph: ir.Graph, frozen: Collection[str], patterns: Patterns) -> str:
+    """The tensors that patterns freeze which name a part of the parameters that the exporter has computed them from."""
+    texts: list[str] = []
+    for name in frozen:
+        parts = origin_of(graph.initializers[name]).parts
+        rest = [part for part in parts if not chooses(patterns, part)] if name not in patterns else []
+        if rest and len(rest) < len(parts):
+            texts.append(f"{', '.join(map(repr, rest))} in {name!r}")
+    if not texts:
+        return ""
+    return (
+        f"frozen with what the patterns name are {_listed(texts)}: the exporter has computed one tensor from several "
+        "parameters. ob.torch.export keeps them apart, as does torch.onnx.export(…, optimize=False)"
     )
 
 

@@ -1,5 +1,6 @@
 """What a tensor is by where it is read: a weight of an operator, or what defines the function, as an exponent."""
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from itertools import combinations
@@ -74,6 +75,8 @@ _SCATTERED = ("Scatter", "ScatterElements", "ScatterND")
 _LINEAR_IN_ALL = ("Add", "Concat", "Div", "Identity", "MatMul", "Mean", "Mul", "Neg", "Sub", "Sum")
 _LINEAR_IN_FIRST = ("Gather", "GatherElements", "GatherND", "ReduceMean", "ReduceSum")
 
+_ADDED = re.compile(r"\w*_Addcst\d*")
+
 Use = tuple[ir.Node, int]
 
 
@@ -85,6 +88,8 @@ def defines(value: ir.Value, node: ir.Node, index: int) -> str | None:
         return f"{what} of {node.op_type}"
     if (what := defined(node, index)) is not None:
         return what
+    if is_standard(node, "Gemm") and index == 2 and node.attributes.get_float("beta", 1.0) == 0:
+        return "term times 0 of Gemm"
     if is_standard(node, "Max", "Min") and is_vector(value):
         return f"limit of {node.op_type}"
     if is_standard(node, "Where") and index and is_single(value):
@@ -187,6 +192,17 @@ def is_weight(value: ir.Value, node: ir.Node, index: int) -> bool:
     return (_is_packed(node) and index == 5) or (node.domain == "" and index in WEIGHTS.get(node.op_type, ()))
 
 
+def is_second_bias(node: ir.Node, index: int) -> bool:
+    """Whether a node adds what it reads at an input to a product that has a bias."""
+    other = source_of(node.inputs[1 - index]) if is_standard(node, "Add") else None
+    before = None if other is None else other.producer()
+    if before is None or not is_standard(before, "Add"):
+        return (
+            before is not None and before.op_type in _LINEAR and len(before.inputs) > 2 and before.inputs[2] is not None
+        )
+    return any(is_weight(x, before, n) for n, x in enumerate(before.inputs) if x is not None and x.is_initializer())
+
+
 def _is_packed(node: ir.Node) -> bool:
     return (node.domain, node.op_type) == (MICROSOFT, "MatMulNBits")
 
@@ -279,7 +295,10 @@ def makes_angles(value: ir.Value) -> bool:
 
 
 def normalising(graph: ir.Graph) -> Iterator[ir.Value]:
-    """The tensors that an input is centred and scaled by, once each, before anything else happens to it."""
+    """The tensors that an input is centred and scaled by, once each, before anything else happens to it.
+
+    skl2onnx adds to centre, what it calls Ad_Addcst.
+    """
     for source in graph.inputs:
         if source.is_initializer():
             continue
@@ -287,10 +306,12 @@ def normalising(graph: ir.Graph) -> Iterator[ir.Value]:
         current = source
         while len(uses := list(current.uses())) == 1:
             node, index = uses[0]
-            if index != 0 or not (is_standard(node, "Div", "Mul", "Sub") or node in HANDS_ON):
+            if index != 0 or not (is_standard(node, "Add", "Div", "Mul", "Sub") or node in HANDS_ON):
                 break
             if node not in HANDS_ON:
-                other, centres = source_of(node.inputs[1]), node.op_type == "Sub"
+                other, centres = source_of(node.inputs[1]), node.op_type in ("Add", "Sub")
+                if node.op_type == "Add" and (other is None or not _ADDED.fullmatch(str(other.name))):
+                    break
                 if other is None or not other.is_initializer() or centres in steps:
                     break
                 steps[centres] = other

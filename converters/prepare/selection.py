@@ -95,6 +95,14 @@ def _in_module(others: Collection[str]) -> str:
     return rest[0] if rest and rest[0] != owner(first) else first
 
 
+def chooses(patterns: Patterns, name: str) -> bool:
+    """Whether any of the patterns chooses a tensor that has this name in its module."""
+    names = [name]
+    while module := owner(names[-1]):
+        names.append(module)
+    return any(pattern in names or _matches("", pattern, names) for pattern in patterns)
+
+
 def is_pattern(text: str | re.Pattern[str]) -> bool:
     """Whether a text that is no name can match names as a glob or a regular expression."""
     return not isinstance(text, str) or text.startswith(REGEX) or not _WILDCARDS.isdisjoint(text)

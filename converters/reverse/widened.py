@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.reverse import sequences
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value
 from onnx_backprop.opset.graphs.facts import COMPARED
@@ -48,7 +49,7 @@ class Widened:
             known = constant_value(value) if half else None
             result = ir.Value(
                 name=value.name and self._op.unique(f"{value.name}_float32"),
-                type=ir.TensorType(ir.DataType.FLOAT) if half else value.type,
+                type=_wide_type(value) if half else value.type,
                 shape=value.shape,
                 const_value=None if known is None or known.size > _SMALL else ir.tensor(known.astype("float32")),
             )
@@ -77,7 +78,7 @@ class Widened:
         """Casts come before the first node that needs them, which is as late as they can."""
         for index, x in enumerate(node.inputs):
             if x in self._real:
-                real = node.op_type in ("Shape", "Size")
+                real = node.op_type in ("SequenceLength", "Shape", "Size")
                 node.replace_input_with(index, self._real[x] if real else self._value(x, casts))
         for graph in subgraphs(node):
             for inner in graph:
@@ -102,9 +103,17 @@ class Widened:
         """A gradient in the type of what it belongs to; of an integer that carries one, as it is."""
         if like.dtype is None or not like.dtype.is_floating_point() or value.dtype == like.dtype:
             return value
+        if sequences.is_sequence(value):
+            to = like.dtype
+            count = sequences.length(self._op, value)
+            return sequences.sequence_of(self._op, count, to, lambda op, n: op.Cast(sequences.at(op, value, n), to=to))
         result = self._op.Cast(value, to=like.dtype)
         result.shape = value.shape
         return result
+
+
+def _wide_type(value: ir.Value) -> ir.TypeProtocol:
+    return (sequences.sequence_type if sequences.is_sequence(value) else ir.TensorType)(ir.DataType.FLOAT)
 
 
 def _name(real: ir.Value, y: ir.Value, half: ir.DataType | None) -> None:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.parameters.choice import choose
-from onnx_backprop.converters.parameters.report import warn_of
+from onnx_backprop.converters.parameters.report import partly_frozen, warn_of
 from onnx_backprop.converters.parameters.structure import NEVER_TRAINED
 from onnx_backprop.converters.prepare.decoder import CacheEditor
 from onnx_backprop.converters.prepare.load import check_names
@@ -41,6 +41,7 @@ from onnx_backprop.converters.training.rewrites.precision import Rounding
 from onnx_backprop.converters.training.rewrites.sums import stage_sums
 from onnx_backprop.converters.training.sharing import describe_shared, shared, tie, untie
 from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
+from onnx_backprop.converters.training.stops.biases import stop_second_biases
 from onnx_backprop.converters.training.stops.estimators import describe as describe_estimators
 from onnx_backprop.converters.training.stops.estimators import stop_estimators
 from onnx_backprop.converters.training.stops.padding import stop_padding, warn_of_padding
@@ -177,6 +178,8 @@ class TrainingDraft(Draft):
         path = find_path(graph, [loss], floats)
         choice = choose(graph, [v for v in floats if v in path.active], loss)
         padding = stop_padding(graph)
+        if sentence := stop_second_biases(graph):
+            warn(sentence)
         left_out = {str(v.name): what for v, what in choice.left_out.items()}
         reached = [str(v.name) for v in floats if v in path.active and v.name not in left_out]
         names = aliases(graph.initializers.values())
@@ -185,6 +188,8 @@ class TrainingDraft(Draft):
         if trainable is None:
             trained = [v for v in floats if v.name in reached and v.name not in frozen]
             warn_of(graph, choice, trained, frozen=frozen, share=not stopped)
+            if sentence := partly_frozen(graph, frozen, requested.frozen or ()):
+                warn(sentence)
             warn_of_padding(padding, [str(value.name) for value in trained])
             doubtful = {str(v.name): why for v, why in choice.doubtful.items() if v.name not in frozen}
             return TrainableChoice(None, without, [name for name in reached if name in frozen], left_out, doubtful)

@@ -15,6 +15,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, helper
 
+from onnx_backprop.converters.prepare.fused.expand import expand_fused
+from onnx_backprop.converters.prepare.fused.table import LOSSES
 from onnx_backprop.converters.prepare.ir_models import to_proto
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, OnnxBackpropWarning, UnsupportedError
 from onnx_backprop.opset.graphs.edit import copied
@@ -130,6 +132,7 @@ def export(
     if loss is not None:
         name_loss(model.graph, output_names)
     proto = to_proto(model)
+    expand_fused(proto, {}, LOSSES)  # which onnxruntime would not load
     if expected is not None:
         _compare(model, proto, program, expected)
     return proto

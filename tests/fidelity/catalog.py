@@ -11,6 +11,7 @@ from tests.fidelity.modules_gates import gates, tables
 from tests.fidelity.modules_layers import layers, readings
 from tests.fidelity.modules_modes import frozen, norms, stops
 from tests.fidelity.modules_people import people
+from tests.fidelity.modules_recipes import recipes
 from tests.fidelity.subject import Subject
 
 PERTURBED = "_perturbed"
@@ -18,7 +19,7 @@ PERTURBED = "_perturbed"
 
 @cache
 def _modules() -> dict[str, Subject]:
-    kinds = (layers, readings, gates, tables, buffers, absent, norms, frozen, stops, people)
+    kinds = (layers, readings, gates, tables, buffers, absent, norms, frozen, stops, people, recipes)
     return {subject.name: subject for kind in kinds for subject in kind()}
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import parser
 
 import onnx_backprop as ob
 from onnx_backprop.opset.core.errors import ShapeError
@@ -84,6 +85,14 @@ def test_without_a_body_the_route_of_standard_operators_leaves_it_alone() -> Non
         ob.session(model("kernels.bodiless"), kernels="onnx")
     with pytest.raises(ob.InvalidModelError, match="Nothing runs it: declare it by onnx_backprop.register_kernel"):
         ob.session(model("kernels.of_nobody"))
+
+
+def test_a_type_that_no_kernel_takes_is_refused_with_advice() -> None:
+    file = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 20]> g (bfloat16[2, 2] x) => (bfloat16[2, 2] y) { y = MatMul(x, x) }'
+    )
+    with pytest.raises(ob.InvalidModelError, match="as a CPU for bfloat16: export the model in float32"):
+        ob.session(file)
 
 
 def test_kinds_that_there_are_not_are_refused() -> None:

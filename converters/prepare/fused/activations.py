@@ -1,5 +1,6 @@
-"""Activations of com.microsoft, and those that other fused operators end with."""
+"""Activations of com.microsoft, those that other fused operators end with, and losses by class of one row."""
 
+from collections.abc import Sequence
 from math import pi, sqrt
 
 from onnx_backprop.converters.prepare.fused.composer import Composer
@@ -90,3 +91,18 @@ def tanh_gelu(op: Composer, x: str) -> str:
     """y = x/2 · (1 + tanh(√(2/π) · (x + 0.044715·x³)))."""
     cubic = op.Mul(op.Mul(x, op.Mul(x, x)), 0.044715)
     return op.Mul(op.Mul(x, 0.5), op.Add(op.Tanh(op.Mul(op.Add(x, cubic), sqrt(2 / pi))), 1.0))
+
+
+def class_loss(op: Composer) -> Sequence[str | None] | None:
+    """A loss by class of one row without an axis for it, x (C) and t (), as that of x (1, C) and t (1); else None.
+
+    PyTorch exports such a loss, and onnxruntime does not load it.
+    """
+    x, t, weights = (op.input(n) for n in range(3))
+    given = {name: op.attribute(name) for name in ("reduction", "ignore_index")}
+    if op.known.rank(x) != 1:
+        return None
+    asked = len(op.node.output)
+    y, *rest = op.emit(op.node.op_type, [op.Unsqueeze(x, [0]), op.Unsqueeze(t, [0]), weights], given, outputs=asked)
+    op.nodes[-1].metadata_props.extend(op.node.metadata_props)
+    return [op.Squeeze(y, [0]) if given["reduction"] == "none" else y, *(op.Squeeze(v, [0]) for v in rest)]

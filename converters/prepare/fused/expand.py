@@ -33,7 +33,7 @@ def expand_fused(proto: ModelProto, declared: dict[str, TypeProto], table: Table
     comes out where a gradient would have to pass. `declared`: types to fall back on where inference finds none; the
     type of what such a node makes is added, that of its first tensor, for a path to reach it.
     """
-    domains = {domain for domain, _ in table}
+    domains = {domain for domain, _ in table if domain}  # the default one stays imported
     if not any((node.domain, node.op_type) in table or reason_against(node) for node in all_nodes(proto.graph)):
         return
     read = {value.name for graph in all_graphs(proto.graph) for value in graph.output}

@@ -13,7 +13,7 @@ from onnx_backprop.converters.prepare.fused import (
     quantized,
     recurrent,
 )
-from onnx_backprop.converters.prepare.fused.composer import Expansion
+from onnx_backprop.converters.prepare.fused.composer import Expansion, Table
 
 MICROSOFT, CLASSIC = "com.microsoft", "ai.onnx.ml"
 
@@ -65,6 +65,8 @@ _CLASSIC: dict[str, Expansion] = {
     "Scaler": classic.scaler,
 }
 EXPANSIONS: dict[tuple[str, str], Expansion] = {(MICROSOFT, name): f for name, f in _MICROSOFT.items()}
+LOSSES: Table = {("", n): activations.class_loss for n in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")}
+EXPANSIONS |= LOSSES
 EXPANSIONS |= {(CLASSIC, name): f for name, f in _CLASSIC.items()}
 REGISTERED: set[tuple[str, str]] = set()  # those that `register_expansion` has added, which no runtime need know
 

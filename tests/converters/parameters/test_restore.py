@@ -462,3 +462,20 @@ def test_equal_rows_that_indices_take_are_several() -> None:
     with pytest.warns(ob.OnnxBackpropWarning, match="embedding"):
         graph = ob.training_graph(file, loss="mse")
     assert {name: value.shape for name, value in graph.initial_values().items()} == {"embedding": (2, 3)}
+
+
+def test_a_pattern_that_freezes_a_part_of_what_a_tensor_is_computed_from() -> None:
+    """As LoRA by hand, W + BA, whose W is frozen."""
+    file = exported(
+        "h = MatMul(x, add) y = MatMul(h, o)",
+        {"add": W, "o": W.T.copy()},
+        "w a1 b1 o",
+        folded={"add": ["w", "a1", "b1"]},
+    )
+    for frozen, told in ((["w"], True), (["w", "[ab]1"], False), (["[wab]*"], False), (["add"], False), (["o"], False)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            graph = ob.training_graph(file, loss="mse", frozen=frozen)
+        assert list(graph.parameters) == (["add"] if frozen == ["o"] else ["o"]), frozen
+        said = any("frozen with what the patterns name are 'a1', 'b1' in 'add'" in str(w.message) for w in caught)
+        assert said is told, frozen

@@ -195,3 +195,60 @@ def test_a_file_of_torch_export_all_of_whose_tensors_were_renamed() -> None:
     del file.graph.value_info[:]
     graph, _ = told_of(renamed(file, {"w": "a1", "b": "a2", "e": "a3"}))
     assert set(graph.parameters) == {"a1", "a2"}
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "told"),
+    [
+        ("h = MatMul(x, w) a = Add(h, c) y = Add(a, name)", "gate.bias", True),
+        ("a = Gemm(x, w, c) y = Add(a, name)", "correction_bias", True),
+        ("h = MatMul(x, w) a = Add(h, name) t = Tanh(a) y = Gemm(t, w, c)", "l.bias", False),
+    ],
+)
+def test_a_second_bias(body: str, name: str, told: bool) -> None:
+    """It may be a buffer, as what corrects the choice of experts."""
+    file = scripted(body, {"w": M, "c": M[0], "name": M[1]})
+    graph, said = told_of(renamed(file, {"w": "l.weight", "c": "o.bias", "name": name}))
+    assert set(graph.parameters) == {"l.weight", "o.bias", name}
+    assert (f"'{name}' (it is added to what has a bias; the file calls it neither" in said) is told
+
+
+def test_numbers_that_converters_write() -> None:
+    """skl2onnx's centre and scale of an input, jax2onnx's term of a Gemm with beta = 0."""
+    body = "h = Mul(x, s) a = Add(h, t) p = Gemm<beta = 0.0>(a, u, z) y = Gemm(p, v, c)"
+    tensors = {"s": M[0], "t": M[1], "u": M, "v": N, "c": M[2], "z": np.float32(0)}
+    file = scripted(body, tensors)
+    file.producer_name = "any"
+    graph, _ = told_of(renamed(file, {"s": "Mu_Mulcst", "t": "Ad_Addcst", "z": "dot_bias_0"}))
+    assert set(graph.parameters) == {"u", "v", "c"}
+    assert graph.left_out["Ad_Addcst"] == graph.left_out["Mu_Mulcst"] == "statistic of an input"
+    assert graph.left_out["dot_bias_0"] == "term times 0 of Gemm"
+
+
+def test_no_number_of_the_code_is_trained_in_the_place_of_trees() -> None:
+    """LightGBM's converter writes 1 - p."""
+    file = scripted("p = Sigmoid(x) y = Sub(one, p)", {"one": np.float32(1)})
+    file.producer_name = "any"
+    with pytest.raises(ob.InvalidArgumentError, match="'one'"):
+        ob.training_graph(file, loss="mse")
+
+
+def test_names_that_paddle_gives() -> None:
+    """A parameter is layer_0.w_0, however few numbers it has; what the code or a buffer has is generated_tensor_0."""
+    file = scripted("h = Gemm(x, u, c) g = Mul(h, a) y = Add(g, b)", {"u": M, "c": M[0], "a": M[0, :1], "b": M[1]})
+    file.producer_name = "any"
+    names = {"u": "linear_0.w_0", "c": "linear_0.b_0", "a": "gate_0.w_0", "b": "generated_tensor_0"}
+    graph, said = told_of(renamed(file, names))
+    assert set(graph.parameters) == {"linear_0.w_0", "linear_0.b_0", "gate_0.w_0"}
+    assert "trained are 'gate_0.w_0' (it is a single number" in said
+    assert "left out are 'generated_tensor_0' (Paddle calls so what is no parameter)" in said
+
+
+@pytest.mark.parametrize("names", [("node_mul", "node_mul_1"), ("node_mul_1", "node_mul_3"), ("mul_1", "mul_3")])
+def test_operations_that_a_tool_has_taken_out(names: tuple[str, str]) -> None:
+    """x · 1 and exp(-s) · l leave a gap in the numbers that torch gives its operations."""
+    file = scripted("h = Gemm(x, u, c) a = Mul(h, h) y = Mul(a, h)", {"u": M, "c": M[0]})
+    for node, name in zip(file.graph.node[1:], names, strict=True):
+        node.name = name
+    said = told_of(renamed(file, {"u": "l.weight", "c": "l.bias"}))[1]
+    assert ("lacks operations of the module: 'mul', 'mul_2'. A tool has" in said) is (names[0] == "node_mul_1")

@@ -100,6 +100,39 @@ def test_every_combination(shape: tuple[int, ...], reduction: str, symbolic: boo
         check(model, feeds, ["x", "weights"] if weights else ["x"], message)
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_row_without_an_axis(reduction: str) -> None:
+    """x (C), labels (), as PyTorch exports one row and onnxruntime does not load: all as of x (1, C), labels (1)."""
+    x, w, seed = np.random.default_rng(SEED).standard_normal((3, 1, 3)).astype(np.float32)
+    fed: dict[str, np.ndarray] = {"x": x, "labels": np.array([2]), "weights": w[0] ** 2 + 1}
+    fed |= {"loss_grad": np.array([1.7], np.float32), "log_prob_grad": seed}
+    for weights, ignore, log_prob in itertools.product([False, True], [None, 0, 2], [False, True]):
+        if (reduction, ignore) == ("mean", 2):  # 0 / 0
+            continue
+        attributes = {"reduction": reduction} | ({} if ignore is None else {"ignore_index": ignore})
+        rows = loss_model((1, 3), attributes=attributes, element=TensorProto.FLOAT, weights=weights, log_prob=log_prob)
+        lone = onnx.ModelProto()
+        lone.CopyFrom(rows)
+        for value in (*lone.graph.input[:2], *lone.graph.output):
+            if value.type.tensor_type.shape.dim:
+                del value.type.tensor_type.shape.dim[0]
+        names = ["x", "weights"] if weights else ["x"]
+        expected, got = ({}, {})
+        for model, results in ((rows, expected), (lone, got)):
+            graph = ob.backward(model, wrt=names)
+            given = {value.name for value in graph.graph.input}
+            feeds = {
+                n: a if n == "weights" or model is rows else np.asarray(a[0]) for n, a in fed.items() if n in given
+            }
+            results.update(outputs(graph, feeds))
+        message = f"seed {SEED}, {attributes}, weights {weights}, log_prob {log_prob}"
+        np.testing.assert_allclose(got["x_grad"], expected["x_grad"][0], 1e-5, 1e-7, err_msg=message, strict=True)
+        if weights:
+            np.testing.assert_allclose(got["weights_grad"], expected["weights_grad"], 1e-5, 1e-7, err_msg=message)
+        if ignore != 2:
+            assert np.abs(got["x_grad"]).max() > 1e-3, message
+
+
 def test_default_reduction_is_the_mean() -> None:
     rng = np.random.default_rng(SEED)
     model = loss_model((4, 3), attributes={})

@@ -81,7 +81,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("variant", ["static", "symbolic", "fed"])
+@pytest.mark.parametrize("variant", ["static", "symbolic", "fed", "half"])
 def test_right(variant: str) -> None:
     for (
         one
