@@ -261,7 +261,7 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
     tiles = math.ceil(count * columns / SIDE) * math.ceil(rows / SIDE)
     # whatever the processors
     copies = 1 if parts > 1 else math.ceil(rows * columns * count / block_sizes.DIRECT_FLOATS)
-    split = padded * (rows + min(copies, blocks[1]) * len(kinds) * columns)
+    split = units * math.prod(band[:2]) * pitch * (rows + min(copies, blocks[1]) * len(kinds) * columns)
     cycles = tiles * (TILE_CYCLES * padded / DEPTH + SUM_CYCLES * sums) + SPLIT_CYCLES * split
     return plan if plan.per_thread <= POOL_BYTES and cycles <= FUSED_CYCLES * fused else None
 

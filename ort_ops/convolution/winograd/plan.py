@@ -120,8 +120,8 @@ def _source_shared(p: weights.WinogradWeights, limit: int) -> Plan | None:
 
 def suits_weights(c: Correlation) -> bool:
     """As `tiles.suits`, sums that are not transformed back too often, and a row of tiles that fits a pooled block."""
-    small = min(c.out_length[1:]) < tiles.SMALL_IMAGE  # of which registers of matrices see few cells at a time
-    if matrix_tiles() and min(c.s, c.d) >= SIDE and not small:
+    usual = min(c.s, c.d) > SIDE and c.s * c.d < tiles.MANY_CHANNELS**2 and min(c.out_length[1:]) >= tiles.SMALL_IMAGE
+    if matrix_tiles() and usual:
         return False
     few = c.s * c.d <= tiles.FEW_CHANNELS**2 and not tiles.enough(c)
     if few or not tiles.is_served(c) or tiles.sum_floats(c, tiles.weights_size_of(c)) > block_sizes.MAX_SUM_FLOATS:

@@ -16,13 +16,13 @@ MIN_CHANNELS = 16  # on either side of a group: below, the transforms outweigh w
 # Below so many tiles, times the geometric mean of the channels, sums over taps are faster: transformed weights and rows
 # of tiles that do not fill registers cost more than is saved (docs/notes/large_weights.md).
 MIN_WORK = 14_000
-WORK_SHARE = 4  # times as much, where there are registers of matrices
+WORK_SHARE = 8  # times as much, where there are registers of matrices
 MOST_CHANNELS = 32  # whose square is that of the products of channels for a tile: transforming weights takes longer
 FEW_CHANNELS = 64  # up to which MIN_WORK holds for weight gradients, which transform tiles alone
 # Tiles of 4×4 cells are used for images of so many cells along either axis, and for weight gradients of fewer, of which
 # there are at least so many tiles of 2×2 for one of them: at the end of a row, cells of tiles are not needed.
 LARGE_IMAGE, LARGE_IMAGE_OF_WEIGHTS = 12, 7
-SMALL_IMAGE = 8  # whose weight gradients have tiles where there are registers of matrices
+SMALL_IMAGE, MANY_CHANNELS = 8, 256  # whose weight gradients have tiles where there are registers of matrices, too
 SMALL_TILES = 3.2
 MOST_EMPTY = 4  # times the phases that have a cell: tiles are computed of all
 
