@@ -14,10 +14,8 @@ THREAD_FLOATS = (POOL_BYTES >> 2) - (64 << 10)  # of a copy at most: tables and 
 PARTS_FLOATS = 352 << 10  # of a band's parts for registers of matrices: two thirds of their 2 MiB
 WEIGHTS_BYTES = 1 << 20  # of weights that every tile of cells meets: half of such a cache
 TOGETHER_BYTES = 192 << 10  # of such tiles, twice: with fewer, rows of results are written in short runs
-MATRIX_STEPS, MATRIX_CELLS = (
-    384,
-    512,
-)  # that these add up in one sum, six products each, which round more: of taps, of cells
+# Of taps, of cells: that registers of matrices add up in one sum, six products each, which round more
+MATRIX_STEPS, MATRIX_CELLS = 384, 512
 LEAST_VECTORS, MOST_VECTORS = 4, 64  # of a block of channels: pieces of a cell that are read at once
 
 # Sums over taps: `gather`
@@ -27,7 +25,6 @@ LEAST_CELLS = 8 * COLUMNS  # of a band that is cut for the sake of more threads
 FAR_CELLS, FAR_CHANNELS = 256, 15 * VECTOR  # of a band, and held at once, where sums reach too far for anything else
 
 # Depthwise sums over taps
-PLANE_FLOATS = 6 << 10  # of the copy of a channel: it stays in the first-level cache
 STENCIL_FLOATS = 48 << 10  # of rows that are read where they lie
 LANES_FLOATS = 48 << 10  # of a vector of channels of NCX data and of its results
 LANES_WEIGHTS_FLOATS = 32 << 10  # of a block of channels-last data
@@ -40,7 +37,6 @@ DIRECT_FLOATS = 128 << 10  # of the sums of an item that are not shared: half of
 CELLS_FLOATS = 64 << 10  # of a depthwise band and what it reads: two of them stay in the second-level cache
 
 # Winograd's tiles
-SOURCE_ROWS_FLOATS = 8 << 10  # of rows that are transformed for all threads: a first-level cache
 TILES_FLOATS = 128 << 10  # of transformed tiles: half of a second-level cache
 PRODUCT_FLOATS = 128 << 10  # of products that are kept: the other half
 SLICES = 6  # of a strip's source, so that those which two bands transform are few

@@ -27,33 +27,24 @@ def _plan(roles: Roles, request: Request) -> Plan:
     assert first is not None
     assert second is not None
     shapes = dict(zip(roles.names, (first, second, request.output), strict=True))
+    order = roles.order(attributes, "weights", len(shapes["weights"]))
     c = correlation(
-        attributes,
-        shapes["source"],
-        shapes["destination"],
-        shapes["weights"],
-        roles.order(attributes, "weights", len(shapes["weights"])),
-        transposed=roles.transposed,
-        infers=roles.result == "destination",
-    )
+        attributes, shapes["source"], shapes["destination"], shapes["weights"], order,
+        transposed=roles.transposed, infers=roles.result == "destination",
+    )  # fmt: skip
     if roles.result == "weights":
-        plan, names = winograd.weights_plan if winograd.suits_weights(c) else weights_plan, list(roles.names)
-        return plan(c, kind, (names.index("source"), names.index("destination")))
+        of_weights, names = winograd.weights_plan if winograd.suits_weights(c) else weights_plan, list(roles.names)
+        return of_weights(c, kind, (names.index("source"), names.index("destination")))
     adjoint = roles.result == "source"
     bias = 2 if not adjoint and any(shape is not None for shape in request.inputs[2:]) else 0
-    if tiles.suits(c, adjoint=adjoint):
-        return winograd.plan(c, kind, adjoint=adjoint, bias=bias)
-    return gather.data_gradient(c, kind) if adjoint else gather.forward(c, kind, bias=bias)
+    plan = winograd.plan if tiles.suits(c, adjoint=adjoint) else gather.plan
+    return plan(c, kind, adjoint=adjoint, bias=bias)
 
 
 KERNELS = tuple(
     NativeKernel(operator.OP, partial(_plan, operator.ROLES))
     for operator in (
-        convolution,
-        convolution_backward_data,
-        convolution_backward_weights,
-        conv_transpose_backward_data,
-        conv_transpose_backward_weights,
-        conv_transpose_backprop_filters,
+        convolution, convolution_backward_data, convolution_backward_weights, conv_transpose_backward_data,
+        conv_transpose_backward_weights, conv_transpose_backprop_filters,
     )
-)
+)  # fmt: skip

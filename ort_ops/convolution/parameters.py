@@ -25,7 +25,6 @@ class GatherOffsets(Record):
     weights: int = 0  # of all taps
     shifts: int = 0  # of every tap, where what it reads starts
     start: int = 0  # bias
-    row: int = 0  # two planes of a channel
     results: int = 0
     lines: int = 0  # results as rows of a channel
     copy: int = 0  # of what a band reads
@@ -62,7 +61,7 @@ class Gather(Record):
     tile: int = 0  # output channels of a tile
     columns: int = COLUMNS  # cells of a tile, where these are its columns
     as_cells: bool = False  # NCX data as cells
-    pitch: int = 0  # floats from cell to cell, or of a tile
+    pitch: int = 0  # floats from cell to cell
     line: int = 0  # cells of rows that are turned together
     at_once: int = 0  # tiles of output channels for which cells are split, where these are columns in place
     together: int = 0  # tiles of cells that are split while as many are multiplied
@@ -99,9 +98,10 @@ class TapRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Residue(Record):
-    """Of the cells modulo the step."""
+    """Of the cells modulo the step; in a weight gradient also whether its pairs begin with odd ones."""
 
     of: Triple
+    odd: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,14 +152,6 @@ class Cells(Record):
     planes: int = 0
     plane_table: int = 0
     in_place: bool = False  # tensors are split where they lie
-
-
-@dataclass(frozen=True, kw_only=True)
-class CellsPlane(Record):
-    """A residue of the cells modulo the step, and whether pairs begin with odd ones."""
-
-    of: Triple
-    odd: int
 
 
 TAPS_AT = 8 * size(Cells)  # where the table of taps lies

@@ -23,8 +23,8 @@ from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 
 _DENSE: Triple = (1, 1, 1)
 # Cycles of a core: a product of 32 x 32 x 32 in registers of matrices, splitting a number, copying one before that,
-# adding 32 x 32 sums to those in memory, and fused products of one number and COLUMNS others
-TILE_CYCLES, SPLIT_CYCLES, COPY_CYCLES, SUM_CYCLES, FUSED_CYCLES = 480, 1.6, 0.7, 600, 1.7
+# packing a weight, adding 32 x 32 sums to those in memory, and fused products of one number and COLUMNS others
+TILE_CYCLES, SPLIT_CYCLES, COPY_CYCLES, PACK_CYCLES, SUM_CYCLES, FUSED_CYCLES = 480, 1.6, 0.7, 4, 600, 1.7
 
 
 @dataclass(frozen=True)
@@ -77,64 +77,39 @@ def three(values: Sequence[int], fill: int) -> Triple:
     return padded[0], padded[1], padded[2]
 
 
-def _strides(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-
-
-def _ordered(shape: Sequence[int], order: Order) -> Strides:
-    n, c, *cells = permute(tuple(_strides(shape)), order)
-    assert isinstance(n, int)
-    assert isinstance(c, int)
-    return Strides(n, c, three([int(s) for s in cells if isinstance(s, int)], 0))
+def _strides(shape: Sequence[int], order: Order) -> tuple[int, int, Triple]:
+    """Of a tensor whose axes that order takes to (batch, channels, cells), or to (D, S/g, kernel)."""
+    strides = permute(tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))), order)
+    n, c, *cells = (int(stride) for stride in strides if isinstance(stride, int))
+    return n, c, three(cells, 0)
 
 
 def correlation(
-    attrs: Attributes,
-    source: tuple[int, ...],
-    destination: tuple[int, ...],
-    weights: tuple[int, ...],
-    order: Order,
-    *,
-    transposed: bool = False,
-    infers: bool = False,
-) -> Correlation:
+    attrs: Attributes, source: tuple[int, ...], destination: tuple[int, ...], weights: tuple[int, ...], order: Order, *,
+    transposed: bool = False, infers: bool = False,
+) -> Correlation:  # fmt: skip
     """Shapes in the operator's own layouts, already validated; `order` takes weights to (D, S/g, k…)."""
     x, y, w = spec.ncx(attrs, source), spec.ncx(attrs, destination), permute(weights, order)
     resolved = resolve(
-        attrs,
-        source=x,
-        destination=None if infers else y,
-        weights=w,
-        names=("source", "destination", "weights"),
-        transposed=transposed,
-        infers_destination=infers,
-    )
+        attrs, source=x, destination=None if infers else y, weights=w, names=("source", "destination", "weights"),
+        transposed=transposed, infers_destination=infers,
+    )  # fmt: skip
     assert resolved is not None
     geo = geometry(attrs, resolved)
     assert x is not None
     assert y is not None
-    lengths = [[int(v) for v in dims if isinstance(v, int)] for dims in (x, y, w)]
-    to_ncx = data_to_ncx(attrs["data_format"], len(source))
-    w_d, w_s, *w_kernel = (int(v) for v in permute(tuple(_strides(weights)), order) if isinstance(v, int))
-    result = Correlation(
-        batch=lengths[0][0],
-        groups=geo.groups,
-        s=lengths[0][1] // geo.groups,
-        d=lengths[1][1] // geo.groups,
-        source_length=three(lengths[0][2:], 1),
-        out_length=three(lengths[1][2:], 1),
-        kernel=three(lengths[2][2:], 1),
-        strides=three(geo.strides, 1),
-        dilations=three(geo.dilations, 1),
-        pads=three(geo.pads_begin, 0),
-        last=attrs["data_format"] == "NXC",
-        source=_ordered(source, to_ncx),
-        destination=_ordered(destination, to_ncx),
-        w_d=w_d,
-        w_s=w_s,
-        w_group=lengths[1][1] // geo.groups * w_d,
-        w_kernel=three(w_kernel, 0),
+    (n, s, *lengths), (_, d, *outs), (_, _, *kernel) = (
+        [int(v) for v in dims if isinstance(v, int)] for dims in (x, y, w)
     )
+    to_ncx = data_to_ncx(attrs["data_format"], len(source))
+    w_d, w_s, w_kernel = _strides(weights, order)
+    result = Correlation(
+        batch=n, groups=geo.groups, s=s // geo.groups, d=d // geo.groups, source_length=three(lengths, 1),
+        out_length=three(outs, 1), kernel=three(kernel, 1), strides=three(geo.strides, 1),
+        dilations=three(geo.dilations, 1), pads=three(geo.pads_begin, 0), last=attrs["data_format"] == "NXC",
+        source=Strides(*_strides(source, to_ncx)), destination=Strides(*_strides(destination, to_ncx)),
+        w_d=w_d, w_s=w_s, w_group=d // geo.groups * w_d, w_kernel=w_kernel,
+    )  # fmt: skip
     return _flattened(result)
 
 
@@ -158,18 +133,19 @@ def images_joined(c: Correlation) -> Correlation:
         return replace(tensor, n=0, cells=(tensor.n, *tensor.cells[1:]))
 
     return replace(
-        c,
-        batch=1,
-        source_length=(c.batch, *c.source_length[1:]),
-        out_length=(c.batch, *c.out_length[1:]),
-        source=joined(c.source),
-        destination=joined(c.destination),
-    )
+        c, batch=1, source_length=(c.batch, *c.source_length[1:]), out_length=(c.batch, *c.out_length[1:]),
+        source=joined(c.source), destination=joined(c.destination),
+    )  # fmt: skip
 
 
 def fill_lanes(channels: int) -> bool:
     """Whether so many channels of NCX data fill enough of a vector's lanes to be turned into them."""
     return 4 * channels >= 3 * VECTOR
+
+
+def typical(batch: int) -> int:
+    """Images that a choice counts: then what is computed of one has the same bits, as where ranks divide a batch."""
+    return 8 if 4 <= batch < 32 else batch
 
 
 def shared_limit(c: Correlation, kind: int) -> int:
@@ -189,6 +165,11 @@ def rounds(groups: int, parts: int, part_bytes: int, limit: int) -> tuple[int, i
     if fit >= parts:
         return math.ceil(groups / math.ceil(groups / (fit // parts))), parts
     return 1, math.ceil(parts / math.ceil(parts / fit))
+
+
+def bands_of(count: Triple, band: Triple) -> Triple:
+    """How many bands there are along each axis."""
+    return three([math.ceil(n / b) for n, b in zip(count, band, strict=True)], 1)
 
 
 def band_of(count: Triple, floats: Callable[[list[int]], int], limit: int, least: Triple) -> tuple[Triple, int]:

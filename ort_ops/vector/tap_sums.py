@@ -1,7 +1,6 @@
-"""Sums over the taps of a kernel with one channel, as vector code.
+"""Sums over the cells of an image with one channel, for the taps of a kernel, as vector code: its weights' gradient.
 
-    dot:   sums[t] += Σ_{l, i} a[l, i] · b[l, i + shift(t)]       the weights' gradient
-    weigh: target[i] = Σ_t weights[t] · source[i + shift(t)]      the correlation, or its data gradient
+    sums[t] += Σ_{l, i} a[l, i] · b[l, i + shift(t)]
 
 Every element is a vector: cells of a row or channels of a cell, of which the last few may be fewer than a vector holds.
 As many taps as registers hold are done at once.
@@ -13,7 +12,7 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import choice, routine
-from onnx_backprop.ort_ops.vector.emit import BYTES, I64, MASK, VEC, ZERO, Block, Value, blocks, carry
+from onnx_backprop.ort_ops.vector.emit import BYTES, I64, VEC, ZERO, Block, Value, blocks, carry
 
 Make = Callable[[ir.Function], None]
 _AT_ONCE = 9, 3, 1  # taps
@@ -69,47 +68,16 @@ def _dot(taps: int, *, whole: bool, fetching: bool) -> Make:
     return make
 
 
-def _weigh(taps: int) -> Make:
-    """A row of some taps; the weights stay in registers."""
-
-    def make(function: ir.Function) -> None:
-        target, target_step, source, source_step, shifts, weights, count, add = function.args
-        entry, loop, leave = blocks(function, "entry loop leave")
-        places = _places(entry, shifts, taps)
-        factors = [entry.vector(entry.add(weights, I64(BYTES * t))) for t in range(taps)]
-        every, nothing = (ir.Constant(MASK, [bit] * VECTOR) for bit in (1, 0))
-        before = entry.select(entry.icmp_signed("!=", add, I64(0)), every, nothing)
-        entry.cbranch(entry.icmp_signed(">", count, I64(0)), loop.block, leave.block)
-        left, to, at = (loop.phi(I64) for _ in range(3))
-        total = loop.masked(to, before)
-        for place, factor in zip(places, factors, strict=True):
-            total = loop.fma(factor, loop.vector(loop.add(at, place)), total)
-        loop.put(total, to)
-        fewer = loop.sub(left, I64(1))
-        steps = (to, target, loop.add(to, target_step)), (at, source, loop.add(at, source_step))
-        carry([(left, count, fewer), *steps], entry, loop)
-        loop.cbranch(loop.icmp_signed(">", fewer, I64(0)), loop.block, leave.block)
-        leave.ret_void()
-
-    return make
-
-
 _DOTS = (
     {taps: _dot(taps, whole=True, fetching=False) for taps in _AT_ONCE}
     | {taps + _PART: _dot(taps, whole=False, fetching=False) for taps in _AT_ONCE}
     | {_AT_ONCE[0] + _FETCHING: _dot(_AT_ONCE[0], whole=True, fetching=True)}
 )
-_WEIGHS = {taps: _weigh(taps) for taps in _AT_ONCE}
 
 
 @routine(choice("dot", _DOTS))
 def _dot_some(which, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, lanes, ahead, b_ahead):
     """One of _DOTS."""
-
-
-@routine(choice("weigh", _WEIGHS))
-def _weigh_some(which, target, target_step, source, source_step, shifts, weights, count, add):
-    """One of _WEIGHS."""
 
 
 @inner
@@ -122,16 +90,11 @@ def _at_once(taps):
 
 
 @inner
-def dot_taps(taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step):
-    """Vector sums[t] += Σ_{l, i} a[l, i] · b[l, i] at shifts[t]; addresses, steps in bytes; lines and count >= 1."""
-    dot_taps_of(VECTOR, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, 0, 0)
+def dot_taps(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, a_ahead, b_ahead):
+    """Vector sums[t] += Σ_{l, i} a[l, i] · b[l, i] at shifts[t]; addresses, steps in bytes; lines and count >= 1.
 
-
-@inner
-def dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, a_ahead, b_ahead):
-    """The same of elements of so many lanes; others are not read, and count as zero.
-
-    What lies `a_ahead` and `b_ahead` bytes behind the elements of a and b is fetched for later, if that is not 0.
+    Elements have so many lanes; others are not read, and count as zero. What lies `a_ahead` and `b_ahead` bytes behind
+    the elements of a and b is fetched for later, if that is not 0.
     """
     t = 0
     while t < taps:
@@ -142,14 +105,4 @@ def dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a
         elif a_ahead and some == _AT_ONCE[0]:
             which += _FETCHING
         _dot_some(which, to, a, b, table, lines, a_line, b_line, count, a_step, b_step, lanes, a_ahead, b_ahead)
-        t += some
-
-
-@inner
-def weigh_taps(taps, to, to_step, at, step, shifts, weights, count):
-    """Vector to[i] = Σ_t weights[t] · at[i] at shifts[t], tap after tap; addresses, steps in bytes."""
-    t = 0
-    while t < taps:
-        table, factors, some = shifts + 8 * t, weights + 4 * VECTOR * t, _at_once(taps - t)
-        _weigh_some(some, to, to_step, at, step, table, factors, count, t)
         t += some

@@ -1,11 +1,9 @@
-"""The transforms of Winograd's F(m×m, k×k), as vector code: m×m cells of a convolution by k×k.
-
-m is 2 or 4 for k = 3, and 4 for k = 2.
+"""The transforms of Winograd's F(m×m, 3×3), as vector code: m×m cells of a convolution by 3×3; m is 2 or 4.
 
     Y = Aᵀ · [ (G g Gᵀ) ⊙ (Bᵀ d B) ] · A
 
-d: (m+k-1)×(m+k-1) cells of the source, g: the kernel, Y: m×m cells. Two polynomials are multiplied by their values
-at m + k - 2 points pᵢ and at infinity: with fᵢ = Π_{j≠i} (pᵢ - pⱼ), the row i of Bᵀ holds the coefficients of
+d: (m+2)×(m+2) cells of the source, g: the kernel, Y: m×m cells. Two polynomials are multiplied by their values at
+m + 1 points pᵢ and at infinity: with fᵢ = Π_{j≠i} (pᵢ - pⱼ), the row i of Bᵀ holds the coefficients of
 Π_{j≠i} (x - pⱼ), its last one those of Π_j (x - pⱼ); that of G is pᵢ^j / fᵢ, that of A is pᵢ^j, their last ones are
 0 … 0 1. Lanes of a register are neighbouring tiles, or channels of the weights. Source: Lavin, Gray, "Fast
 Algorithms for Convolutional Neural Networks", CVPR 2016.
@@ -30,18 +28,17 @@ class _Transform(NamedTuple):
     """The matrices for tiles of m×m cells; two rows each belong to points p and -p, behind a first one that is 0's."""
 
     size: int  # m
-    taps: int  # k
-    edge: int  # m + k - 1 cells of a row of the source, and values
+    edge: int  # m + 2 cells of a row of the source, and values
     source: list[Row]  # Bᵀ
     weights: list[Row]  # G
     gradient: list[Row]  # A
 
 
-def _transform(taps: int, *points: Fraction) -> _Transform:
-    """For these points, each with both signs."""
-    finite = [sign * p for p in points for sign in (1, -1)[: 2 if p else 1]]
+def _transform(*points: Fraction) -> _Transform:
+    """For 0 and these points, each with both signs."""
+    finite = [Fraction(0), *(sign * p for p in points for sign in (1, -1))]
     edge = len(finite) + 1
-    size = edge + 1 - taps
+    size = edge - 2
 
     def polynomial(roots: list[Fraction]) -> Row:
         """The coefficients of Π (x - root), and zeros to as many as a tile has cells."""
@@ -52,10 +49,9 @@ def _transform(taps: int, *points: Fraction) -> _Transform:
     factors = [prod(p - q for q in rest) for p, rest in zip(finite, others, strict=True)]
     return _Transform(
         size,
-        taps,
         edge,
         source=[*map(polynomial, others), polynomial(finite)],
-        weights=[*([float(p**k / f) for k in range(taps)] for p, f in zip(finite, factors, strict=True)), _unit(taps)],
+        weights=[*([float(p**k / f) for k in range(3)] for p, f in zip(finite, factors, strict=True)), _unit(3)],
         gradient=[*([float(p**k) for k in range(size)] for p in finite), _unit(size)],
     )
 
@@ -65,13 +61,8 @@ def _unit(length: int) -> Row:
 
 
 # ¾ and 3/2: of points whose powers are exact in float32 those with the smallest rounding errors that were found, 2.4e-6
-# of the largest entry on 256 channels; with 1 and 2, as it is often written, 9e-6; of 2×2 cells 0.7e-6. Kernels of 2×2
-# have less on four times as many channels than those of 3×3 have: 2.0e-6 where these have 2.6e-6 (¼ and 3/2: 2.7e-6).
-_ALL = (
-    _transform(3, Fraction(0), Fraction(1)),
-    _transform(3, Fraction(0), Fraction(3, 4), Fraction(3, 2)),
-    _transform(2, Fraction(1, 2), Fraction(5, 4)),
-)
+# of the largest entry on 256 channels; with 1 and 2, as it is often written, 9e-6; of 2×2 cells 0.7e-6.
+_ALL = _transform(Fraction(1)), _transform(Fraction(3, 4), Fraction(3, 2))
 _TRANSFORMS = {t.edge**2: t for t in _ALL}  # by the products per tile
 MOST_ELEMENTS = max(_TRANSFORMS)
 # Times the largest sum that a weight's gradient is made of. Gradients that are exactly zero, as of two channels that
@@ -105,9 +96,8 @@ def _sum(b: Block, row: Row, values: Sequence[Value]) -> Value | None:
 
 def _product(b: Block, matrix: list[Row], values: Sequence[Value]) -> list[Value]:
     """matrix · values; of the rows of two points p and -p, even and odd powers are summed once."""
-    zero = 1 - len(matrix) % 2
-    result = [_sum(b, row, values) for row in matrix[:zero]]
-    for row, mirrored in zip(matrix[zero:-1:2], matrix[zero + 1 : -1 : 2], strict=True):
+    result = [_sum(b, matrix[0], values)]
+    for row, mirrored in zip(matrix[1:-1:2], matrix[2:-1:2], strict=True):
         halves = [[(x + sign * y) / 2 for x, y in zip(row, mirrored, strict=True)] for sign in (1, -1)]
         even, odd = (_sum(b, half, values) for half in halves)
         result += [_plus(b, even, sign, odd) for sign in (1, -1)]
@@ -116,9 +106,8 @@ def _product(b: Block, matrix: list[Row], values: Sequence[Value]) -> list[Value
 
 def _adjoint_product(b: Block, matrix: list[Row], values: Sequence[Value]) -> list[Value]:
     """matrixᵀ · values; the values at two points p and -p are added and subtracted once."""
-    zero = 1 - len(matrix) % 2
-    terms = [(row, values[0]) for row in matrix[:zero]]
-    for i in range(zero, len(matrix) - 1, 2):
+    terms = [(matrix[0], values[0])]
+    for i in range(1, len(matrix) - 1, 2):
         for sign, join in ((1, b.fadd), (-1, b.fsub)):
             half = [(x + sign * y) / 2 for x, y in zip(matrix[i], matrix[i + 1], strict=True)]
             terms.append((half, join(values[i], values[i + 1])))
@@ -194,7 +183,7 @@ def _values(b: Block, t: _Transform, lines: list[list[Value]], target: Value, st
 
 
 def _weights(b: Block, t: _Transform, source: Value, row: Value, cell: Value, target: Value, step: Value) -> None:
-    at = [[_behind(b, _behind(b, source, row, i), cell, j) for i in range(t.taps)] for j in range(t.taps)]
+    at = [[_behind(b, _behind(b, source, row, i), cell, j) for i in range(3)] for j in range(3)]
     g = [[b.vector(place) for place in column] for column in at]
     down = [_product(b, t.weights, column) for column in g]
     _store(b, [_product(b, t.weights, line) for line in _turned(down)], target, (step, t.edge, 1))
@@ -230,7 +219,7 @@ def _kernel(b: Block, t: _Transform, source: Value, step: Value, target: Value, 
     lines = [_adjoint_product(b, t.weights, line) for line in _turned(down)]
     least = _rounding(b, [value for column in sums for value in column])
     kept = [[b.select(b.fcmp_ordered("<", b.absolute(g), least), ZERO, g) for g in line] for line in lines]
-    _store(b, kept, target, (row, t.taps, 1))
+    _store(b, kept, target, (row, 3, 1))
 
 
 def _rounding(b: Block, sums: list[Value]) -> Value:
@@ -271,7 +260,7 @@ def transform_source(source, row, further, edge, target, step, elements):
 
 @routine(_whole(_weights))
 def transform_weights(source, row, cell, target, step, elements):
-    """G g Gᵀ of a register full of kernels: k×k vectors, `row` and `cell` bytes apart, to `elements`, `step` apart."""
+    """G g Gᵀ of a register full of kernels: 3×3 vectors, `row` and `cell` bytes apart, to `elements`, `step` apart."""
 
 
 @routine(_whole(_result))
@@ -297,7 +286,7 @@ def transform_gradient(source, row, target, step, elements):
 
 @routine(_whole(_kernel))
 def transform_kernel(source, step, target, row, elements):
-    """Gᵀ u G of a register full of kernels: `elements` vectors, `step` bytes apart, to k×k, `row` bytes apart.
+    """Gᵀ u G of a register full of kernels: `elements` vectors, `step` bytes apart, to 3×3, `row` bytes apart.
 
     0 for what is less than rounding errors: an optimizer that divides by a gradient's size makes whole steps of them.
     """

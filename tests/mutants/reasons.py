@@ -20,7 +20,7 @@ REASONS: dict[tuple[str, str], str] = {
         "speed: kernels of exactly that many cells are copied by slices, which is right too"
     ),
     ("opset/functions/onnx.py:_MOST_BODIES", "16 -> 8"): "speed: larger bodies are generated again",
-    ("ort_ops/convolution/gather/bands.py:_copy_of_blocks", "`>` -> `>=`, number 2"): (
+    ("ort_ops/convolution/gather/bands.py:copy_of", "`>` -> `>=`, number 2"): (
         "speed: a band of exactly the limit has fewer channels, with the same sums"
     ),
     ("ort_ops/attention/attention_backward.py:_plan", "max -> min, number 2"): (

@@ -11,9 +11,7 @@ import pytest
 import onnx_backprop as ob
 from benchmarks.cases import CONVOLUTIONS, INTERPOLATIONS, Convolution, Interpolation
 from onnx_backprop.ort_ops.compiler import machine
-from onnx_backprop.ort_ops.compiler.machine import VECTOR
 from onnx_backprop.ort_ops.convolution import problem
-from onnx_backprop.ort_ops.convolution.winograd import kernel as winograd_kernel
 from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
 from onnx_backprop.ort_ops.convolution.winograd import tiles as winograd_tiles
 from onnx_backprop.ort_ops.convolution.winograd import weights as winograd_weights
@@ -26,7 +24,6 @@ from tests.ort_ops.planned import (
     CONV_OPS,
     Shapes,
     convolution,
-    numbers,
     pool,
     random_convolution,
     random_pool,
@@ -61,6 +58,7 @@ def require_little(shapes: Shapes, processors: int) -> None:
 def few_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images are faster without, and quicker to test."""
     monkeypatch.setattr(winograd_tiles, "MIN_WORK", 0)
+    monkeypatch.setattr(winograd_tiles, "MOST_CHANNELS", 1e9)
 
 
 ERRORS = {2: 0.0, 4: 5e-6}  # of the largest entry, by the cells of Winograd's tiles
@@ -395,53 +393,30 @@ def test_rounds_change_nothing(monkeypatch: pytest.MonkeyPatch, tiles: int, data
     compare([whole(shapes) for shapes in calls], ("f32", "bf16"), error=ERRORS[tiles])
 
 
-# sharing some rows at a time pays where a row of tiles fills less than half a vector
-_TILES = max(VECTOR // 2 - 1, 1)
 # batch, channels of source and destination, lengths, groups, bytes that may be shared
-IMAGES_SHARED = [
+SOURCES_SHARED = [
     (1, (16, 400), (4, 4), 1, 60_000),
     (3, (17, 290), (9, 7), 1, 130_000),
     (2, (48, 300), (5, 6), 3, 60_000),
     (2, (40, 480), (3, 4), 2, 150_000),
     (1, (33, 200), (2, 37), 1, 130_000),
-    (3, (33, 800), (126 // _TILES, 2 * _TILES), 1, 400_000),
 ]
 
 
-def test_all_images_are_shared_or_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_matrix_tiles(monkeypatch)
-    shares = set()
-    for batch, channels, lengths, groups, limit in IMAGES_SHARED:
-        monkeypatch.setattr(winograd_plan, "shared_limit", lambda *_, limit=limit: limit)
-        plan = convolution("Convolution", batch, channels, lengths, (3, 3), pads=(1, 1), groups=groups).plan("f32")
-        rows, of_round = batch * -(-lengths[0] // 2), numbers(plan, winograd_kernel.Winograd).round_rows
-        shares.add((of_round > 0) + (of_round == rows))
-    assert shares == {1, 2}
-
-
-@pytest.mark.parametrize(("batch", "channels", "lengths", "groups", "limit"), IMAGES_SHARED)
-def test_winograd_shares_images_where_weights_are_large(
+@pytest.mark.parametrize(("batch", "channels", "lengths", "groups", "limit"), SOURCES_SHARED)
+def test_winograd_shares_the_source_where_weights_are_large(
     monkeypatch: pytest.MonkeyPatch, tiles: int, batch: int, channels: tuple[int, int], lengths, groups: int, limit: int
 ) -> None:
-    """All of them, some rows at a time, some channels at a time; several groups."""
+    """All of it, or some channels at a time; several groups."""
     without_matrix_tiles(monkeypatch)
     monkeypatch.setattr(winograd_plan, "shared_limit", lambda *_: limit * (tiles + 2) ** 2 // 16)
-    turned, planned_bytes, calls = channels[::-1], [], []
-    for op, both in (
-        ("Convolution", channels),
-        ("ConvTransposeBackwardData", channels),
-        ("ConvolutionBackwardData", turned),
-        ("ConvolutionBackwardWeights", channels),
-        ("ConvolutionBackwardWeights", turned),
-    ):
-        shapes = convolution(op, batch, both, lengths, (3, 3), pads=(1, 1), groups=groups)
+    planned_bytes, calls = [], []
+    for both in (channels, channels[::-1]):
+        shapes = convolution("ConvolutionBackwardWeights", batch, both, lengths, (3, 3), pads=(1, 1), groups=groups)
         plan = shapes.plan("f32")
-        wanted = winograd_weights.MULTIPLY if op.endswith("Weights") else winograd_kernel.MULTIPLY_IMAGES
-        assert wanted in [stage for stage, _ in plan.stages], op
+        assert winograd_weights.MULTIPLY in [stage for stage, _ in plan.stages]
         planned_bytes.append(block_bytes(plan.shared) + block_bytes(plan.per_thread))
         calls.append(whole(shapes))
-        if op == "Convolution":
-            calls[-1].inputs.append(np.arange(both[1], dtype=np.float32) % 7)
     compare(calls, ("f32", "f16"), error=ERRORS[tiles])
     for dtype in ("f32", "f16"):
         assert measured([(call, dtype) for call in calls], 1) == planned_bytes, dtype

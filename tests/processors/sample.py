@@ -22,7 +22,7 @@ from tests.declarations.calls import Call
 from tests.declarations.registry import DECLARED, random_call
 from tests.opset import test_golden
 from tests.ort_ops import compile_kernels, guarded
-from tests.ort_ops.convolution import test_depthwise, test_depthwise_cells, test_panels, test_winograd
+from tests.ort_ops.convolution import test_depthwise, test_depthwise_cells, test_residues, test_winograd
 from tests.ort_ops.interpolation import test_gather
 from tests.support import single_op
 from tests.support.checks import DTYPES, evaluate
@@ -93,7 +93,7 @@ def kinds(every: int) -> Iterator[str]:
             test_depthwise_cells.CASES[1:13:2],
             lambda case, dtype, rng: test_depthwise_cells.run_cases([case], rng, (dtype,)),
         ),
-        (test_panels.CASES[::2], test_panels.run_case),
+        (test_residues.CASES[::2], test_residues.run_case),
         (test_winograd.CASES[::2], winograd),
     )
     for cases, run in families:

@@ -5,33 +5,18 @@
 A vector is some channels of a cell. Data NXC: float32 is read where it lies, other types from float32 copies of whole
 rows. Data NCX: copies in which channels are turned into cells. No zeros stand for what lies outside the image: the
 columns of a band are split into those that all taps reach and, for every column of taps, those that it reaches besides;
-so are the rows. The batch and its bands of rows are cut into parts, as many as the shape says; each part's sum goes
-from band to band in the order of memory and the parts are added up in order, so that threads change nothing. An item of
-work is a part and a block of channels. What does not fit the scratch is done in rounds of some blocks.
-
-Few channels of NCX data: several taps share every vector of dy. Vectors go along rows of padded float32 copies, cells
-of equal residue modulo the stride side by side; the lanes of a sum are added up in the end, in a fixed order. An item
-is a channel.
+so are the rows. Parts are as in `weights.kernel`; an item of work is a part and a block of channels. What does not fit
+the scratch is done in rounds of some blocks.
 """
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, store_f32, store_i64
+from onnx_backprop.ort_ops.compiler.llvm import F32, store_i64
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, kernel_tap
 from onnx_backprop.ort_ops.runtime.stages import stage
-from onnx_backprop.ort_ops.vector.boxes import (
-    copy_box_within,
-    copy_line,
-    copy_row,
-    dot,
-    nth,
-    reached,
-    read_by,
-    turn_box_within,
-    volume,
-)
+from onnx_backprop.ort_ops.vector.boxes import copy_box_within, dot, nth, reached, read_by, turn_box_within, volume
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
-from onnx_backprop.ort_ops.vector.tap_sums import dot_taps, dot_taps_of
+from onnx_backprop.ort_ops.vector.tap_sums import dot_taps
 
 _BYTES = 4 * VECTOR
 
@@ -96,9 +81,11 @@ def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
     # which rows all taps reach, and which columns
     rows, cells = (0, size[0]), (0, size[1])
     for tap in range(kernel[1]):
-        rows = _common(rows, reached(kernel_tap(p, tap).shift[1], at[0], size[0], step[1], length[1]))
+        reach = reached(kernel_tap(p, tap).shift[1], at[0], size[0], step[1], length[1])
+        rows = max(rows[0], reach[0]), min(rows[1], reach[1])
     for tap in range(kernel[2]):
-        cells = _common(cells, reached(kernel_tap(p, tap * column).shift[2], at[1], size[1], step[2], length[2]))
+        reach = reached(kernel_tap(p, tap * column).shift[2], at[1], size[1], step[2], length[2])
+        cells = max(cells[0], reach[0]), min(cells[1], reach[1])
     for tap in range(kernel[0]):
         if not 0 <= z * step[0] + kernel_tap(p, tap * kernel[1]).shift[0] < length[0]:
             rows = (0, 0)
@@ -131,9 +118,8 @@ def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
                 for y in range(size[0]):
                     if rows[0] <= y < rows[1]:
                         continue
-                    first = tap + tap_z * kernel[1]
+                    first, place = tap + tap_z * kernel[1], (at[0] + y) * step[1]
                     end = first + kernel[1]
-                    place = (at[0] + y) * step[1]
                     while first < end and place + kernel_tap(p, first).shift[1] < 0:
                         first += 1
                     while first < end and place + kernel_tap(p, end - 1).shift[1] >= length[1]:
@@ -143,19 +129,13 @@ def _band(p, z, at, size, a, a_steps, b, b_steps, count, sums, shifts):
 
 
 @inner
-def _common(one, other):
-    """What two ranges have in common; empty ones end where they begin, or before."""
-    return max(one[0], other[0]), min(one[1], other[1])
-
-
-@inner
 def _box(lanes, taps, sums, a, a_steps, b, b_steps, shifts, rows, cells, aheads):
     """Some taps of some rows and columns, which all reach the image."""
     if taps > 0 and cells[0] < cells[1]:
         a += rows[0] * a_steps[0] + cells[0] * a_steps[1]
         b += rows[0] * b_steps[0] + cells[0] * b_steps[1]
         lines, count, (a_line, a_step), (b_line, b_step) = rows[1] - rows[0], cells[1] - cells[0], a_steps, b_steps
-        dot_taps_of(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, *aheads)
+        dot_taps(lanes, taps, sums, a, b, shifts, lines, a_line, b_line, count, a_step, b_step, *aheads)
 
 
 @inner
@@ -179,66 +159,3 @@ def _reduce(call, p, index, _scratch):
 
 WORK = stage("weights_channels_work", par.Cells, _item)
 REDUCE = stage("weights_channels_reduce", par.Cells, _reduce)
-
-
-@inner
-def _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, gradient, image):
-    """Some rows of one channel of one image, `width` cells from `x_at` on."""
-    kind, taps = p.kind, p.taps
-    step, low, high = p.c.strides, p.low, p.high
-    s_stride, d_stride = p.c.source.cells, p.c.destination.cells
-    length, pitch = p.c.source_length, (width + VECTOR - 1) // VECTOR * VECTOR
-    for line in range(lines):
-        row = dy_first + z * d_stride[0] + (y + line) * d_stride[1]
-        copy_row(kind, gradient, line * pitch, dy, row, d_stride[2], x_at, pitch, x_at + width)
-    first, last = low[2] // step[2], high[2] // step[2]
-    wide, deep, tall = pitch + last - first, high[0] - low[0] + 1, (lines - 1) * step[1] + high[1] - low[1] + 1
-    at = 0
-    for residue in range(step[2]):
-        end = (length[2] - residue + step[2] - 1) // step[2]
-        for cell_z in range(z * step[0] + low[0], z * step[0] + low[0] + deep):
-            for cell_y in range(y * step[1] + low[1], y * step[1] + low[1] + tall):
-                stride, ends = (s_stride[0], s_stride[1], step[2] * s_stride[2]), (length[0], length[1], end)
-                channel, cell = x_first + residue * s_stride[2], (cell_z, cell_y, first + x_at)
-                copy_line(kind, image, at, x, channel, stride, cell, wide, ends)
-                at += wide
-    for t in range(taps):
-        tap = kernel_tap(p, t)
-        shift = tap.shift[2]
-        place = (shift % step[2]) * deep + tap.shift[0] - low[0]
-        place = place * tall + tap.shift[1] - low[1]
-        store_i64(shifts, t, 4 * (place * wide + shift // step[2] - first))
-    a_line, b_line = 4 * pitch, 4 * step[1] * wide
-    dot_taps(taps, totals, gradient, image, shifts, lines, a_line, b_line, pitch // VECTOR, 4 * VECTOR, 4 * VECTOR)
-
-
-@inner
-def _channel(call, p, item, scratch):
-    """All weights of one channel."""
-    kind, taps = p.kind, p.taps
-    out, (_, band_y, band_x) = p.c.out_length, p.band
-    totals, shifts = scratch + p.offsets.sums, scratch + p.offsets.shifts
-    gradient, image = scratch + p.offsets.gradient, scratch + p.offsets.source
-    x = call.inputs[p.source]
-    dy = call.inputs[p.dest]
-    clear(totals, 0, VECTOR * taps)
-    for n in range(p.c.batch):
-        x_first, dy_first = image_of(p.c.source, n, item), image_of(p.c.destination, n, item)
-        for z in range(out[0]):
-            for y in range(0, out[1], band_y):
-                lines = min(band_y, out[1] - y)
-                for x_at in range(0, out[2], band_x):
-                    width = min(band_x, out[2] - x_at)
-                    _rows(p, x, dy, x_first, dy_first, z, y, lines, x_at, width, totals, shifts, gradient, image)
-    result, w_d = call.output, p.c.w_d
-    for t in range(taps):
-        place = kernel_tap(p, t).weight
-        width = VECTOR
-        while width > 1:
-            width //= 2
-            for i in range(t * VECTOR, t * VECTOR + width):
-                store_f32(totals, i, load_f32(totals, i) + load_f32(totals, i + width))
-        write_run(kind, result, place + item * w_d, w_d, totals, t * VECTOR, 1)
-
-
-PLANES = stage("weights_planes", par.Cells, _channel)

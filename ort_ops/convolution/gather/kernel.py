@@ -3,14 +3,12 @@
     out[n, m, q·S' + r] = Σ_{c, t} w[m, c, t] · in[n, c, q·S + shift(t)]
 
 for every phase r. A correlation has one phase and S' = 1; the data gradient has S = 1 and one phase for every residue
-of the source index modulo the stride S', each with the taps that reach it (`convolution.problem`). No image is
-unrolled: a band of cells q, with all its phases, is computed from a float32 copy of the cells it reads, with zeros
-around.
+of the source index modulo the stride S', each with the taps that reach it. No image is unrolled: a band of cells q,
+with all its phases, is computed from a float32 copy of the cells it reads, with zeros around.
 
-The product has cells as columns (`gather.planes`) or output channels as columns (`gather.pixels`); the weights are
-packed once per call in the order in which its tiles read them. Where they are large beside the images, a round packs
-some of them and computes the output channels they are for. One channel per group on either side makes no product
-(`depthwise.planes`). Sums that reach too far for all that have loops of their own (`gather.fallback`).
+The product has cells as columns (`planes`, `matrices`) or output channels (`pixels`); the weights are packed once per
+call in the order in which its tiles read them. Where they are large beside the images, a round packs some of them and
+computes the output channels they are for. One channel per group on either side makes no product (`depthwise.data`).
 """
 
 from typing import Any
@@ -19,13 +17,9 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, compiled, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, stack
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.depthwise.channels import gather_depthwise_cells, gather_depthwise_transposed
-from onnx_backprop.ort_ops.convolution.depthwise.planes import gather_depthwise
-from onnx_backprop.ort_ops.convolution.gather.columns import gather_columns
-from onnx_backprop.ort_ops.convolution.gather.fallback import gather_far
-from onnx_backprop.ort_ops.convolution.gather.matrices import gather_matrices, split_panel
-from onnx_backprop.ort_ops.convolution.gather.panels import gather_panels
-from onnx_backprop.ort_ops.convolution.gather.pixels import gather_cells
+from onnx_backprop.ort_ops.convolution.depthwise import data as depthwise
+from onnx_backprop.ort_ops.convolution.gather.matrices import gather_columns, gather_matrices, split_panel
+from onnx_backprop.ort_ops.convolution.gather.pixels import gather_cells, gather_far
 from onnx_backprop.ort_ops.convolution.gather.planes import gather_planes, tap_of
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import nth, transpose_rows
@@ -81,7 +75,10 @@ def _panel(call, p, phase, unit, target):
     kind, channels, taps, w_out = p.kind, p.c.s, phase.taps, p.c.w_d
     count = min(width, p.c.d - tile * width)
     first = group * p.c.w_group + tile * width * w_out
-    low, span = _range(p, phase)
+    low = high = tap_of(p, phase, 0).weight if taps else 0
+    for tap in range(taps):
+        low, high = min(low, tap_of(p, phase, tap).weight), max(high, tap_of(p, phase, tap).weight)
+    span = high - low + 1  # from the first of the taps in a kernel to the last one
     w_s, start = p.c.w_s, call.inputs[1] + 4 * (first + low)
     if kind == F32 and w_out > 1 and span <= _SPAN:
         together = max(1, (_SPAN - span) // w_s + 1)  # channels whose kernels are turned as one
@@ -138,50 +135,37 @@ def _fetch(kernels, ahead, channels, w_s, w_out, span, count):
             fetch(at + 4 * row * w_out, 4 * channels * w_s)
 
 
-@inner
-def _range(p, phase):
-    """Where the first of a phase's taps lies in a kernel, and how many cells it is to the last one."""
-    low = high = 0
-    for tap in range(phase.taps):
-        place = tap_of(p, phase, tap).weight
-        low, high = (place, place) if tap == 0 else (min(low, place), max(high, place))
-    return low, high - low + 1
-
-
-def _strategy(name: str, gather: Any, *, packs: bool = False, tiled: bool = False) -> Any:
+def _strategy(name: str, gather: Any, *, depthwise: bool = False) -> Any:
     """A stage whose items are some tiles of output channels of one band of one image and group."""
 
     @compiled(f"gather_item_{name}")
     def work(call, p, item, scratch):
-        splits, groups, batch = p.split, p.round_groups, p.c.batch
-        split, item = item % splits, item // splits
-        number, item = item % groups, item // groups
+        split, item = item % p.split, item // p.split
+        number, item = item % p.round_groups, item // p.round_groups
         group, part = call.group + number, call.part
         if group >= p.groups:
             return
-        n, item = item % batch, item // batch
+        n, item = item % p.c.batch, item // p.c.batch
         cell = nth(p.bands, item) * p.band
         size = min(p.band, p.all_cells - cell)
         here = min(p.round_tiles, (p.c.d + p.tile - 1) // p.tile - part)
-        first, stop = part + split * here // splits, part + (split + 1) * here // splits
-        if packs:
-            gather(call, p, call.shared, number * p.round_tiles - part, n, group, cell, size, first, stop, scratch)
-        elif tiled:
-            gather(call, p, n, group, cell, size, first, stop, scratch)
-        else:
+        first, stop = part + split * here // p.split, part + (split + 1) * here // p.split
+        if depthwise:
             gather(call, p, n, group, cell, size, scratch)
+        else:
+            panels = number * p.round_tiles - part
+            gather(call, p, call.shared, panels, n, group, cell, size, first, stop, scratch)
 
     return stage(f"gather_{name}", par.Gather, work)
 
 
 PACK = stage("gather_pack", par.Gather, _pack)
 PACK_PARTS = stage("gather_pack_parts", par.Gather, _pack_parts)
-COLUMNS_IN_PLACE = _strategy("columns", gather_columns, packs=True)
-MATRICES = _strategy("matrices", gather_matrices, packs=True)
-PLANES = _strategy("planes", gather_planes, packs=True)
-PANELS = _strategy("panels", gather_panels, packs=True)
-PIXELS = _strategy("pixels", gather_cells, packs=True)
-DEPTHWISE = _strategy("depthwise", gather_depthwise)
-DEPTHWISE_CHANNELS = _strategy("depthwise_channels", gather_depthwise_cells)
-DEPTHWISE_TRANSPOSED = _strategy("depthwise_transposed", gather_depthwise_transposed)
-FALLBACK = _strategy("fallback", gather_far, tiled=True)
+COLUMNS_IN_PLACE = _strategy("columns", gather_columns)
+MATRICES = _strategy("matrices", gather_matrices)
+PLANES = _strategy("planes", gather_planes)
+PIXELS = _strategy("pixels", gather_cells)
+DEPTHWISE = _strategy("depthwise", depthwise.gather_depthwise, depthwise=True)
+DEPTHWISE_CHANNELS = _strategy("depthwise_channels", depthwise.gather_depthwise_cells, depthwise=True)
+DEPTHWISE_TRANSPOSED = _strategy("depthwise_transposed", depthwise.gather_depthwise_transposed, depthwise=True)
+FALLBACK = _strategy("fallback", gather_far)

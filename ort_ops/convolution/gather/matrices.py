@@ -1,43 +1,33 @@
-"""Bands of a gather in registers of whole matrices: tiles of cells by output channels, of either layout. Compiled.
+"""Bands of a gather in registers of whole matrices, compiled.
 
 As in `gather.planes`, a tap shifts a band's cells as one long row. The copy of a band is split into parts
 (`vector.matrix_tiles`) once, and read for every tap and output channel: of a group of channels [cell][part][channel],
-so that a tile is 16 cells from any one on. Channels fill up whole groups with zeros. NCX data and results are turned.
+so that a tile is 16 cells from any one on. Channels fill up whole groups with zeros. Data and results, NCX, are turned.
+
+Where all taps read the cell itself, cells are the columns of the product, and nothing is turned or copied: what a tile
+of cells reads is split from where it lies, while the tile before is multiplied. Pairs are two channels or, where the
+step along x is 2, two cells; a group of DEPTH steps is so many channels of a tap, or half as many of two.
 """
 
 from onnx_backprop.ort_ops.compiler.decorators import inner
-from onnx_backprop.ort_ops.compiler.llvm import F32
+from onnx_backprop.ort_ops.compiler.llvm import F32, stack
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import block_sizes
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.gather.planes import (
-    box_of,
-    copy_pairs,
-    image_of,
-    plane_of,
-    tap_starts,
-    tiles_of_band,
-)
+from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.gather import planes
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, tap_of
+from onnx_backprop.ort_ops.vector import matrix_tiles as amx
 from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
-from onnx_backprop.ort_ops.vector.matrix_tiles import (
-    DEPTH,
-    GROUP,
-    SIDE,
-    add_sums,
-    leave_tiles,
-    split_pairs,
-    split_rows,
-    sum_segments,
-    sum_tall_segments,
-    take_tiles,
-)
+from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP, SIDE
 from onnx_backprop.ort_ops.vector.registers import copy_rows, transpose_tile
-from onnx_backprop.ort_ops.vector.rows import clear, read_run
+from onnx_backprop.ort_ops.vector.rows import clear
 
 _TILE, _PARTS, _LINE, _ROWS = 1024, 3, 64, 16
 _CELL = _PARTS * _LINE  # bytes of a cell's group of channels
 _AHEAD = 512  # bytes of a row that are fetched before they are split
+_values = stack(SIDE)
 
 
 @inner
@@ -57,7 +47,7 @@ def split_panel(target, panel, taps, channels, wide, turned, row):
                 source = row
             for half in range(SIDE // _ROWS):
                 to = target + _TILE * half
-                split_pairs(to, _LINE, 2 * _TILE, source + 4 * _ROWS * half, 4 * SIDE, wide * count, _ROWS, 0)
+                amx.split_pairs(to, _LINE, 2 * _TILE, source + 4 * _ROWS * half, 4 * SIDE, wide * count, _ROWS, 0)
                 for part in range(_PARTS * turned):
                     transpose_tile(to + 2 * _TILE * part, _LINE, to + 2 * _TILE * part, _LINE)
             target += GROUP
@@ -67,41 +57,16 @@ def split_panel(target, panel, taps, channels, wide, turned, row):
 def _split_turned(target, source, step, channels, count, tile):
     """Cells of planes, `step` bytes from channel to channel."""
     for i in range(0, count, _ROWS):
-        split_pairs(tile, _LINE, 2 * _TILE, source + 4 * i, step, channels, count - i, _AHEAD)
+        amx.split_pairs(tile, _LINE, 2 * _TILE, source + 4 * i, step, channels, count - i, _AHEAD)
         for part in range(_PARTS):
             transpose_tile(target + _CELL * i + _LINE * part, _CELL, tile + 2 * _TILE * part, _LINE)
 
 
 @inner
-def _copy_cells(p, data, first, channels, target, of, low, size, lines):
-    """DEPTH channels at most, which lie together, of the cells of a residue; `first` is their first element."""
-    length, step, stride, pitch = p.c.source_length, p.step, p.c.source.cells, size[2]
-    start = min(max(0, -low[2]), pitch)
-    stop = max(min(pitch, (length[2] - of[2] + step[2] - 1) // step[2] - low[2]), start)
-    for n in range(size[0] * size[1]):
-        cell_z, cell_y = (low[0] + n // size[1]) * step[0] + of[0], (low[1] + n % size[1]) * step[1] + of[1]
-        begin, end = start, stop
-        if not (0 <= cell_z < length[0] and 0 <= cell_y < length[1]):
-            begin, end = pitch, pitch
-        clear(target, 0, begin * _CELL // 4)
-        row = first + cell_z * stride[0] + cell_y * stride[1] + (of[2] + (low[2] + begin) * step[2]) * stride[2]
-        to, source, from_cell = target + begin * _CELL, data + 4 * row, 4 * step[2] * stride[2]
-        for i in range(0, end - begin, _ROWS):
-            count = end - begin - i
-            if p.kind != F32:
-                source, from_cell = lines - 4 * DEPTH * i, 4 * DEPTH
-                for j in range(min(count, _ROWS)):
-                    read_run(p.kind, lines, j * DEPTH, data, row + (i + j) * step[2] * stride[2], 1, channels)
-            split_rows(to + _CELL * i, _CELL, _LINE, source + i * from_cell, from_cell, count, channels, _AHEAD)
-        clear(target, end * _CELL // 4, (pitch - end) * _CELL // 4)
-        target += pitch * _CELL
-
-
-@inner
 def _copy_planes(p, data, first, channels, target, of, low, size, lines, both):
-    """As `_copy_cells` of channels that lie apart; also of the next residue along x, `both` bytes on.
+    """DEPTH channels at most of the cells of a residue; `first` is their first element. Of the next one too if `both`.
 
-    Rows are turned together, as one row.
+    both: how many bytes further on. Rows are turned together, as one row.
     """
     tensor, length, step, pitch = p.c.source, p.c.source_length, p.step, size[2]
     stride, line, odd = tensor.cells, p.line, lines + 4 * DEPTH * p.line
@@ -128,13 +93,11 @@ def _copy_planes(p, data, first, channels, target, of, low, size, lines, both):
                 for i in range(channels):
                     image = data + 4 * (first + i * tensor.c), 16 * tensor.c, stride, length
                     if both:
-                        copy_pairs(image, cell, step[1], rows, pitch, lines + 4 * i * line, odd + 4 * i * line)
+                        planes.copy_pairs(image, cell, step[1], rows, pitch, lines + 4 * i * line, odd + 4 * i * line)
                     else:
                         for n in range(rows):
-                            place, at = (
-                                (cell_z, cell[1] + n * step[1], low[2]),
-                                first + i * tensor.c + of[2] * stride[2],
-                            )
+                            place = cell_z, cell[1] + n * step[1], low[2]
+                            at = first + i * tensor.c + of[2] * stride[2]
                             copy_line(p.kind, lines, i * line + n * pitch, data, at, strides, place, pitch, ends)
                 if both:
                     _split_turned(target + both, odd, 4 * line, channels, rows * pitch, tile)
@@ -148,22 +111,15 @@ def _copy(p, data, first, target, low, size, plane, lines):
     groups, n, cells = (p.c.s + DEPTH - 1) // DEPTH, 0, volume(size)
     residue = groups * plane * _CELL
     while n < p.residues:
-        of, planes = view(par.Residue, p + p.residue_table, n).of, 1
-        if p.kind == F32 and not p.c.last and p.c.source.cells[2] == 1 and p.step[2] == 2 and n + 1 < p.residues:
-            next_z, next_y, next_x = view(par.Residue, p + p.residue_table, n + 1).of
-            if of[0] == next_z and of[1] == next_y and next_x - of[2] == 1:
-                planes = 2
+        of, count = view(par.Residue, p + p.residue_table, n).of, planes.paired(p, n)
         for group in range(groups):
             to, channels = target + group * plane * _CELL, min(p.c.s - group * DEPTH, DEPTH)
             at = first + group * DEPTH * p.c.source.c
-            if p.c.last:
-                _copy_cells(p, data, at, channels, to, of, low, size, lines)
-            else:
-                _copy_planes(p, data, at, channels, to, of, low, size, lines, residue * (planes - 1))
-            for i in range(planes):
+            _copy_planes(p, data, at, channels, to, of, low, size, lines, residue * (count - 1))
+            for i in range(count):
                 clear(to + i * residue, cells * _CELL // 4, (plane - cells) * _CELL // 4)
-        target += planes * residue
-        n += planes
+        target += count * residue
+        n += count
 
 
 @inner
@@ -176,27 +132,25 @@ def _fits(lines, columns):
 def _multiply(p, _phase, _lines, _columns, c, panel, source, segments, plane, scratch):
     """A tile of a product: the sum of MATRIX_STEPS steps, and then of others; tall ones have 64 cells."""
     (table, count), sums = segments, scratch + p.offsets.tile + 8 * SIDE * COLUMNS
-    more, to, to_row = sums + 4 * SIDE * COLUMNS, sums, 4 * COLUMNS
-    if p.c.last:
-        to, to_row = c
+    more = sums + 4 * SIDE * COLUMNS
     groups, most = (p.c.s + DEPTH - 1) // DEPTH, block_sizes.MATRIX_STEPS // DEPTH
     taps = max(1, most // groups)
     for tap in range(0, count, taps):
         for group in range(0, groups, most):
             again = tap + group > 0
-            at, at_row = (more, 4 * COLUMNS) if again else (to, to_row)
+            at = more if again else sums
             segments, number = (table + 16 * tap, min(taps, count - tap)), min(most, groups - group)
             left = source + group * plane * _CELL, _CELL, _ROWS * _CELL, _LINE, plane * _CELL
             right = panel + group * GROUP, _LINE, _TILE, 2 * _TILE, GROUP
             if p.columns > COLUMNS:
-                sum_tall_segments(at, _LINE, *segments, number, *left, *right)
+                amx.sum_tall_segments(at, _LINE, *segments, number, *left, *right)
             else:
-                sum_segments(at, at_row, *segments, number, *left, *right)
+                amx.sum_segments(at, 4 * COLUMNS, *segments, number, *left, *right)
             if again:
-                add_sums(to, to_row, more, SIDE, COLUMNS, 1)
+                amx.add_sums(sums, 4 * COLUMNS, more, SIDE, COLUMNS, 1)
     for i in range(4 * (p.columns > COLUMNS)):
         transpose_tile(c[0] + _LINE * i, c[1], sums + _TILE * i, _LINE)
-    if not p.c.last and p.columns == COLUMNS:
+    if p.columns == COLUMNS:
         for i in range(2):
             for j in range(2):
                 part, turned = _ROWS * (i * 4 * COLUMNS + 4 * j), _ROWS * (j * c[1] + 4 * i)
@@ -206,14 +160,110 @@ def _multiply(p, _phase, _lines, _columns, c, panel, source, segments, plane, sc
 @inner
 def gather_matrices(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    box, band = box_of(p, cell, size), scratch + p.offsets.copy
-    pitch, plane, first = box[2], plane_of(p, box), image_of(p.c.source, n, group * p.c.s)
-    take_tiles(scratch + p.offsets.configuration)
+    box, band = planes.box_of(p, cell, size), scratch + p.offsets.copy
+    pitch, plane, first = box[2], planes.plane_of(p, box), planes.image_of(p.c.source, n, group * p.c.s)
+    amx.take_tiles(scratch + p.offsets.configuration)
     _copy(p, call.inputs[0], first, band, cell + p.low, box, plane, scratch + p.offsets.lines)
     groups, words = (p.c.s + DEPTH - 1) // DEPTH, _CELL // 4
     stride = box[1] * pitch * words, pitch * words, words
-    tap_starts(p, scratch + p.offsets.segments, 0, groups * GROUP // 4, groups * plane * words, stride)
+    planes.tap_starts(p, scratch + p.offsets.segments, 0, groups * GROUP // 4, groups * plane * words, stride)
     copy = (band, pitch, _CELL * box[1] * pitch, _CELL, plane)
     of_band = packed, panels, (n, group, cell, size), (begin, end)
-    tiles_of_band(call, p, of_band, scratch, copy, SIDE, groups * GROUP // 4, _fits, _multiply)
-    leave_tiles()
+    planes.tiles_of_band(call, p, of_band, scratch, copy, SIDE, groups * GROUP // 4, _fits, _multiply)
+    amx.leave_tiles()
+
+
+@inner
+def _place(p, first, cell, size, n):
+    """(element of the source, of the output) of a tile of a band: the last one of a row may begin earlier."""
+    tiles = (size[2] + SIDE - 1) // SIDE
+    row = n // tiles
+    at = row // size[1], row % size[1], max(min(n % tiles * SIDE, size[2] - SIDE), 0)
+    return first[0] + dot((cell + at) * p.step, p.c.source.cells), first[1] + dot(at, first[2])
+
+
+@inner
+def _tap_at(p, tap):
+    """How many bytes behind its cell's first one a tap reads."""
+    entry = tap_of(p, view(par.PhaseRecord, p + p.phase_table), tap)
+    return 4 * dot(view(par.Residue, p + p.residue_table, entry.residue).of, p.c.source.cells)
+
+
+@inner
+def _split(p, data, cells, target, taps):
+    """A tile of all taps and channels."""
+    wide, channel = p.step[2], 4 * p.c.source.c
+    for tap in range(0, taps, wide):
+        source = data + _tap_at(p, tap)
+        for c in range(0, p.c.s, DEPTH // wide):
+            channels = min(DEPTH // wide, p.c.s - c)
+            for half in range(SIDE // _ROWS):
+                to, at, left = target + _TILE * half, source + channel * c + _LINE * wide * half, cells - _ROWS * half
+                if wide > 1:
+                    amx.split_rows(to, _LINE, 2 * _TILE, at, channel, channels, 2 * left, _AHEAD)
+                else:
+                    amx.split_pairs(to, _LINE, 2 * _TILE, at, channel, channels, left, _AHEAD)
+            target += GROUP
+
+
+@inner
+def gather_columns(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
+    """The tiles [begin, end) of output channels of one band; the packed weights of tile m are panel `panels` + m."""
+    phase, data, wide, channel = view(par.PhaseRecord, p + p.phase_table), call.inputs[0], p.step[2], 4 * p.c.source.c
+    taps, depth, sums = phase.taps, DEPTH // wide, scratch + p.offsets.tile
+    groups = (p.c.s + depth - 1) // depth
+    block, together, c_row = taps // wide * groups * GROUP, p.together, 4 * p.c.destination.c
+    here, following = scratch + p.offsets.copy, scratch + p.offsets.copy + together * block
+    at, step = out_at(p, phase, n, group, cell)
+    first = image_of(p.c.source, n, group * p.c.s), at, step
+    tiles, cells = size[0] * size[1] * ((size[2] + SIDE - 1) // SIDE), min(size[2], SIDE)
+    most, fused = block_sizes.MATRIX_STEPS // DEPTH, cells == SIDE and p.c.s % depth == 0
+    # bytes from row to row of units, and to a unit's second vector
+    row, second = (channel, _LINE) if wide > 1 else (2 * channel, channel)
+    bias, values = bias_address(call, p), _values()
+    amx.take_tiles(scratch + p.offsets.configuration)
+    for start in range(begin, end, p.at_once):
+        stop = min(start + p.at_once, end)
+        shares = min(stop - start, amx.MOST_SHARES)
+        for i in range(min(together, tiles)):
+            source, _ = _place(p, first, cell, size, i)
+            _split(p, data + 4 * source, cells, here + i * block, taps)
+        for tile in range(0, tiles, together):
+            for m in range(start, stop):
+                share, rows, left = m - start, min(SIDE, p.c.d - m * SIDE), packed + (panels + m) * block
+                if bias:
+                    bias_of(F32, bias, group * p.c.d + m * SIDE, rows, values)
+                for i in range(min(together, tiles - tile)):
+                    _, target = _place(p, first, cell, size, tile + i)
+                    out, count, add, kind = call.output + 4 * target + m * SIDE * c_row, 0, 0, 0
+                    source, _ = _place(p, first, cell, size, min(tile + i + together, tiles - 1))
+                    later, _ = _place(p, first, cell, size, min(tile + i + together + 1, tiles - 1))
+                    if fused and share < shares and tile + i + together < tiles:
+                        kind = 2 * shares + 2 - wide
+                    skipped, split = row * (_ROWS // shares) * share, _LINE * (_ROWS // shares) * share
+                    for tap in range(0, taps, wide):
+                        behind = _tap_at(p, tap) + skipped
+                        for some in range(0, groups, most):
+                            number, place = min(most, groups - some), (tap // wide * groups + some) * GROUP
+                            last = place + number * GROUP == block
+                            ended = last or count + number + min(most, groups) > most
+                            to, to_row = sums if ended else 0, 4 * SIDE
+                            if last and add == 0 and rows == SIDE and cells == SIDE:
+                                to, to_row = out, c_row
+                            from_channel = data + behind + some * depth * channel
+                            amx.multiply_columns(
+                                kind, to, to_row, left + place, here + i * block + place, number,
+                                following + i * block + place + split, 4 * source + from_channel,
+                                row, second, depth * channel, 4 * later + from_channel, count,
+                            )  # fmt: skip
+                            count += number
+                            if to == sums:
+                                amx.add_sums(out, c_row, sums, rows, cells, add)
+                                count, add = 0, 1
+                    if bias:
+                        add_to_rows(out, c_row, values, rows, cells)
+            for i in range(min(together, tiles - tile - together) * (1 - fused)):
+                source, _ = _place(p, first, cell, size, tile + together + i)
+                _split(p, data + 4 * source, cells, following + i * block, taps)
+            here, following = following, here
+    amx.leave_tiles()

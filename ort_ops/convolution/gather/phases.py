@@ -33,12 +33,11 @@ class Phase:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a band reads: least and greatest shift, residues of the cells modulo the step, the step."""
+    """What a band reads: least and greatest shift, residues of the cells modulo the step."""
 
     low: Triple
     high: Triple
     residues: int
-    steps: Triple
 
     def box(self, band: Sequence[int], steps: Triple) -> list[int]:
         """Lengths of what a band of such lengths reads."""
@@ -65,20 +64,21 @@ class Sums:
 
     @property
     def depthwise(self) -> bool:
-        return self.c.depthwise
+        """Whether channels are lanes, or a small kernel slides; others of one channel per group are products."""
+        return self.c.depthwise and (self.cells or self.stencil > 0)
 
     @property
     def in_pairs(self) -> bool:
         """Whether `columns` may be: no tap shifts, and cells, or pairs with a stride of 2, follow one another."""
-        c, steps = self.c, self.steps
-        if not self.matrices or c.last or self.head.kind != F32 or len(self.phases) > 1 or not self.all_taps:
+        c, steps = self.c, self.head.step
+        if not self.matrices or self.head.kind != F32 or len(self.phases) > 1 or not self.all_taps:
             return False
         if c.source.cells[2] != 1 or c.destination.cells[2] != 1 or self.head.out_step[2] != 1 or steps[2] > 2:
             return False
         along = [residue[2] for (taps,) in [self.shifted] for _, residue in taps]
         if along != [0, 1][: steps[2]] * (len(along) // steps[2]):
             return False
-        ends = zip(self.count, steps, _per_axis(max, self.residues), c.source_length, strict=True)
+        ends = zip(self.count, steps, per_axis(max, self.residues), c.source_length, strict=True)
         return self.reach.low == self.reach.high == (0, 0, 0) and all((n - 1) * s + r < end for n, s, r, end in ends)
 
     @property
@@ -94,21 +94,17 @@ class Sums:
     @property
     def blocked(self) -> bool:
         """Whether blocks of channels take the place of groups: depthwise, with channels as lanes."""
-        return self.depthwise and self.cells
+        return self.c.depthwise and self.cells
 
     @property
     def in_place(self) -> bool:
         """Whether nothing is copied."""
-        return self.depthwise and self.c.last and self.head.kind == F32
-
-    @property
-    def steps(self) -> Triple:
-        return self.head.step
+        return self.c.depthwise and self.c.last and self.head.kind == F32
 
     @cached_property
     def count(self) -> Triple:
         """Cells of the longest phase along each axis."""
-        return cells_of(self.phases)
+        return per_axis(max, [phase.count for phase in self.phases])
 
     @cached_property
     def all_taps(self) -> int:
@@ -122,12 +118,12 @@ class Sums:
     @property
     def tall(self) -> bool:
         """Whether tiles in registers of matrices have twice the cells and half the output channels."""
-        return self.matrices and not self.c.last and self.c.d <= SIDE // 2
+        return self.matrices and self.c.d <= SIDE // 2
 
     @property
     def depth(self) -> int:
         """Channels that are summed for a tap: with zeros up to whole groups in registers of matrices."""
-        depth = DEPTH // self.steps[2] if self.columns else DEPTH
+        depth = DEPTH // self.head.step[2] if self.columns else DEPTH
         return math.ceil(self.c.s / depth) * depth if self.matrices else self.c.s
 
     @property
@@ -143,7 +139,7 @@ class Sums:
     @cached_property
     def shifted(self) -> list[list[tuple[Triple, Triple]]]:
         """(shift, residue) of the taps of every phase."""
-        return [shifts(phase, self.steps, quotients=self.matrices or not self.cells) for phase in self.phases]
+        return [shifts(phase, self.head.step, quotients=self.matrices or not self.cells) for phase in self.phases]
 
     @cached_property
     def residues(self) -> list[Triple]:
@@ -152,24 +148,19 @@ class Sums:
     @cached_property
     def reach(self) -> Reach:
         every = [shift for taps in self.shifted for shift, _ in taps]
-        return Reach(_per_axis(min, every), _per_axis(max, every), len(self.residues), self.steps)
+        return Reach(per_axis(min, every), per_axis(max, every), len(self.residues))
 
     @cached_property
     def stencil(self) -> int:
         """The size of the kernel, if `vector.stencil` can slide it over the planes as they lie in memory."""
-        c, steps = self.c, (*self.steps, *self.head.out_step)
+        c, steps = self.c, (*self.head.step, *self.head.out_step)
         dense = self.head.kind == F32 and c.source.cells[2] == c.destination.cells[2] == 1
-        if not self.depthwise or not dense or set(steps) != {1} or c.source_length[2] >= 2**31:
+        if not self.c.depthwise or not dense or set(steps) != {1} or c.source_length[2] >= 2**31:
             return 0
         (phase,) = self.phases
         z, y, x = (sorted({tap.shift[axis] for tap in phase.taps}) for axis in range(3))
         close = len(z) == 1 and len(y) == len(x) and y == list(range(y[0], y[0] + len(y)))
         return len(y) if close and len(y) in SIZES else 0
-
-
-def cells_of(phases: Sequence[Phase]) -> Triple:
-    """How many cells the longest phase has along each axis."""
-    return _per_axis(max, [phase.count for phase in phases])
 
 
 def forward_phase(c: Correlation) -> Phase:
@@ -230,5 +221,6 @@ def run_of(shifted: Sequence[tuple[Triple, Triple]]) -> tuple[int, int]:
     return len(runs[0]), steps.pop()
 
 
-def _per_axis(choose: Callable[..., int], triples: Sequence[Triple]) -> Triple:
+def per_axis(choose: Callable[..., int], triples: Sequence[Triple]) -> Triple:
+    """Of each axis what is chosen of all."""
     return three([choose(column) for column in zip(*triples, strict=True)] if triples else [], 0)

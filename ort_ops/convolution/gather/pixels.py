@@ -2,6 +2,10 @@
 
 The channels of a cell lie together: NXC data, in place or copied with zeros around, or NCX data turned round for it,
 which pays where the rows of an image are short, since no tile holds a cell that is not wanted.
+
+Where sums reach so far that neither their weights nor what they read fits a scratch, it is one tap and some channels at
+a time: their part of the cells is copied cell by cell, their weights are packed, and the product is added to the sums
+of a few cells, in float32. Every thread does all of that for itself, anew for every tile of channels.
 """
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
@@ -9,17 +13,12 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
-from onnx_backprop.ort_ops.convolution.gather.planes import (
-    image_of,
-    out_at,
-    phase_size,
-    tap_of,
-    tap_starts,
-    write_cells,
-)
-from onnx_backprop.ort_ops.vector.boxes import copy_box_cells, dense, dot, read_by, transpose, turn_box, volume, within
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
-from onnx_backprop.ort_ops.vector.rows import clear, write_run
+from onnx_backprop.ort_ops.convolution.gather import planes
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
+from onnx_backprop.ort_ops.vector import boxes
+from onnx_backprop.ort_ops.vector.boxes import dot, nth, volume
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply, one_segment, rows_apart
+from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_phase, write_run
 
 _ALIAS = 2048  # cells so many bytes apart fall on the same lines of the cache
 _values = stack(COLUMNS)
@@ -30,15 +29,15 @@ def _band(call, p, n, group, cell, size, band):
     """The cells that a band reads: (address, strides of the axes), in place or copied."""
     kind, channels, source = p.kind, p.c.s, p.c.source
     length, stride = p.c.source_length, source.cells
-    corner, box = cell * p.step + p.low, read_by(size, p.step, p.low, p.high)
-    data, first, pitch = call.inputs[0], image_of(source, n, group * channels), p.pitch
+    corner, box = cell * p.step + p.low, boxes.read_by(size, p.step, p.low, p.high)
+    data, first, pitch = call.inputs[0], planes.image_of(source, n, group * channels), p.pitch
     if p.as_cells:
-        turn_box(kind, band, pitch, data, first, channels, source.c, stride, corner, box, length)
+        boxes.turn_box(kind, band, pitch, data, first, channels, source.c, stride, corner, box, length)
     else:
-        if kind == F32 and 4 * stride[2] % _ALIAS != 0 and within(corner, box, length):
+        if kind == F32 and 4 * stride[2] % _ALIAS != 0 and boxes.within(corner, box, length):
             return data + 4 * (first + dot(corner, stride)), stride
-        copy_box_cells(kind, band, pitch, data, first, channels, stride, corner, box, length)
-    return band, dense(box, pitch)
+        boxes.copy_box_cells(kind, band, pitch, data, first, channels, stride, corner, box, length)
+    return band, boxes.dense(box, pitch)
 
 
 @inner
@@ -49,7 +48,7 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
     table, chosen = scratch + p.offsets.segments, scratch + p.offsets.reaching
     results, lines = scratch + p.offsets.results, scratch + p.offsets.lines
     data, stride = _band(call, p, n, group, cell, size, scratch + p.offsets.copy)
-    tap_starts(p, table, 0, channels * COLUMNS, 0, stride)
+    planes.tap_starts(p, table, 0, channels * COLUMNS, 0, stride)
     bias = bias_address(call, p)
     for m in range(begin, end):
         segments, columns, values = table, min(COLUMNS, outs - m * COLUMNS), 0
@@ -58,8 +57,8 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
             bias_of(p.kind, bias, group * outs + m * COLUMNS, columns, values)
         for number in range(p.phases):
             phase = view(par.PhaseRecord, p + p.phase_table, number)
-            taps, extent = phase.taps, phase_size(phase, cell, size)
-            at, step = out_at(p, phase, n, group, cell)
+            taps, extent = phase.taps, planes.phase_size(phase, cell, size)
+            at, step = planes.out_at(p, phase, n, group, cell)
             at += m * COLUMNS * p.c.destination.c
             panel = packed + 4 * (phase.pack_at + (panels + m) * taps * channels * COLUMNS)
             out = call.output
@@ -82,7 +81,7 @@ def _reaching(p, taps, places, first, last):
         return segments, taps
     count = 0
     for tap in range(taps):
-        z, y, _ = tap_of(p, phase, tap * phase.run).shift
+        z, y, _ = planes.tap_of(p, phase, tap * phase.run).shift
         reaches = stop + z >= 0 and start + z < length[0]
         if start == stop:  # cells of one plane: of some rows
             reaches = reaches and high + y >= 0 and low + y < length[1]
@@ -156,10 +155,72 @@ def write_transposed(p, out, at, step, size, columns, results, pitch, lines):
         lanes = min(VECTOR, columns - block)
         for i in range(0, cells, VECTOR):
             source = results + 4 * (pitch * i + block)
-            transpose(lines + 4 * i, 4 * line, source, 4 * pitch, min(VECTOR, cells - i), lanes)
+            boxes.transpose(lines + 4 * i, 4 * line, source, 4 * pitch, min(VECTOR, cells - i), lanes)
         for lane in range(lanes):
             to, done = at + (block + lane) * channel, lane * line
             for z in range(size[0]):
                 for y in range(runs):
-                    write_cells(p, out, to + z * step[0] + y * step[1], step[2], lines, done, length)
+                    write_phase(p.kind, out, to + z * step[0] + y * step[1], step[2], lines, done, length)
                     done += length
+
+
+_values = stack(COLUMNS)
+
+
+@inner
+def _copy(call, p, first, cell, extent, shift, channels, target):
+    """What one tap reads of some channels, as cells."""
+    kind, data, source, pitch = p.kind, call.inputs[0], p.c.source, p.pitch
+    start = cell * p.step + shift
+    low = start // p.step
+    residue = start - low * p.step  # of an image that has every step-th cell
+    first, stride = first + dot(residue, source.cells), p.step * source.cells
+    length = (p.c.source_length - residue + p.step - 1) // p.step
+    if p.c.last:
+        boxes.copy_box_cells(kind, target, pitch, data, first, channels, stride, low, extent, length)
+    else:
+        boxes.turn_box(kind, target, pitch, data, first, channels, source.c, stride, low, extent, length)
+
+
+@inner
+def gather_far(call, p, _packed, _panels, n, group, cell, size, begin, end, scratch):
+    """The tiles [begin, end) of one band."""
+    kind, channels, outs = p.kind, p.c.s, p.c.d
+    pitch, rows, results = p.pitch, scratch + p.offsets.rows, scratch + p.offsets.results
+    copy, weights, lines = scratch + p.offsets.copy, scratch + p.offsets.weights, scratch + p.offsets.lines
+    rows_apart(rows, 4 * pitch)
+    image = image_of(p.c.source, n, group * channels)
+    source, w_out, w_in = call.inputs[1], p.c.w_d, p.c.w_s
+    out, bias, values = call.output, bias_address(call, p), _values()
+    for m in range(begin, end):
+        columns = min(COLUMNS, outs - m * COLUMNS)
+        bias_of(kind, bias, group * outs + m * COLUMNS, columns, values)
+        clear(weights, 0, pitch * COLUMNS)
+        for number in range(p.phases):
+            phase = view(par.PhaseRecord, p + p.phase_table, number)
+            extent = phase_size(phase, cell, size)
+            cells = volume(extent)
+            if min(*extent) <= 0:
+                continue
+            clear(results, 0, cells * COLUMNS)
+            for tap in range(phase.taps):
+                entry = tap_of(p, phase, tap)
+                first = group * p.c.w_group + m * COLUMNS * w_out + entry.weight
+                for c in range(0, channels, pitch):
+                    count = min(pitch, channels - c)
+                    _copy(call, p, image + c * p.c.source.c, cell, extent, entry.shift, count, copy)
+                    for k in range(count):
+                        scatter_run(kind, weights, k * COLUMNS, 1, source, first + (c + k) * w_in, w_out, columns)
+                    for place in range(0, cells, ROWS):
+                        sums = results + 4 * COLUMNS * place, 4 * COLUMNS
+                        a, b = (copy + 4 * pitch * place, rows, 4), (weights, 4 * COLUMNS)
+                        multiply(min(ROWS, cells - place), columns, sums, a, b, one_segment(rows), count, 1)
+            if bias:
+                add_to_columns(results, 4 * COLUMNS, values, cells, columns)
+            at, step = out_at(p, phase, n, group, cell)
+            at += m * COLUMNS * p.c.destination.c
+            if p.c.last:
+                for done in range(cells):
+                    write_run(kind, out, at + dot(nth(extent, done), step), 1, results, done * COLUMNS, columns)
+            else:
+                write_transposed(p, out, at, step, extent, columns, results, COLUMNS, lines)

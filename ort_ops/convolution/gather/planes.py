@@ -10,12 +10,12 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, stack, store_f32, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.bias import add_to_columns, add_to_rows, bias_address, bias_of
-from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply
+from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
+from onnx_backprop.ort_ops.vector.boxes import copy_line, dense, dot, volume
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply, rows_apart
 from onnx_backprop.ort_ops.vector.matrix_tiles import SIDE
 from onnx_backprop.ort_ops.vector.registers import MOST_STEP, copy_even_odd, copy_every, copy_rows, merge_rows
-from onnx_backprop.ort_ops.vector.rows import clear, write_phase, write_run
+from onnx_backprop.ort_ops.vector.rows import clear, write_phase
 
 _values = stack(COLUMNS)
 _SUMS = max(ROWS, SIDE) * COLUMNS  # floats of a tile
@@ -59,60 +59,52 @@ def copy_planes(p, source, first, target, low, size, plane):
 
     low, size: three first cells and lengths, in steps; a plane's cells are contiguous and end in zeros.
     """
-    to = 0
-    for n in range(p.residues):
+    n, cells, residue = 0, volume(size), 4 * p.c.s * plane
+    while n < p.residues:
+        planes, of = paired(p, n), view(par.Residue, p + p.residue_table, n).of
         for c in range(p.c.s):
-            copy_plane(p, source, first + c * p.c.source.c, target, to, n, low, size)
-            at = to + volume(size)
-            clear(target, at, to + plane - at)
-            to += plane
+            at, to = first + c * p.c.source.c, target + 4 * (n * p.c.s + c) * plane
+            if planes > 1:
+                image = source + 4 * at, 16 * p.c.source.c, p.c.source.cells, p.c.source_length
+                for z in range(size[0]):
+                    row, cell = to + 4 * z * size[1] * size[2], (low[0] + z, low[1], 0) * p.step + of
+                    copy_pairs(image, (cell[0], cell[1], low[2]), p.step[1], size[1], size[2], row, row + residue)
+            else:
+                copy_plane(p, source, at, to, of, low, size)
+            for i in range(planes):
+                clear(to + i * residue, cells, plane - cells)
+        n += planes
 
 
 @inner
-def copy_plane(p, source, first, target, to, number, low, size):
+def paired(p, n):
+    """How many residues from the n-th on are read at once: two, of even and odd cells along x, or one."""
+    if p.kind == F32 and p.c.source.cells[2] == 1 and p.step[2] == 2 and n + 1 < p.residues:
+        of, following = (view(par.Residue, p + p.residue_table, n).of, view(par.Residue, p + p.residue_table, n + 1).of)
+        if of[0] == following[0] and of[1] == following[1] and of[2] < following[2]:
+            return 2
+    return 1
+
+
+@inner
+def copy_plane(p, source, first, target, of, low, size):
     """The plane of a channel, whose first cell is element `first`, of one residue."""
-    step, stride, residue = p.step, p.c.source.cells, view(par.Residue, p + p.residue_table, number).of
-    ends, apart = (p.c.source_length - residue + step - 1) // step, step[2] * stride[2]
+    step, stride = p.step, p.c.source.cells
+    ends, apart = (p.c.source_length - of + step - 1) // step, step[2] * stride[2]
     begin = min(max(low * -1, 0), size)
-    box, plane = max(min(ends - low, size), begin) - begin, size[1] * size[2]
-    first, low = first + dot(residue, stride), low + begin
+    box, first, row = max(min(ends - low, size), begin) - begin, first + dot(of, stride), size[2]
+    low_z, low_y, low_x = low + begin
     if p.kind == F32 and apart <= MOST_STEP:
         if volume(box) < volume(size):
-            clear(target, to, volume(size))
+            clear(target, 0, volume(size))
         for z in range(box[0]):
-            at = target + 4 * (to + (begin[0] + z) * plane + begin[1] * size[2] + begin[2])
-            cell = low[0] + z, low[1], low[2]
-            cells = source + 4 * (first + dot(cell * step, stride))
-            copy_every(apart, at, 4 * size[2], cells, 4 * step[1] * stride[1], box[1], box[2])
+            at = target + 4 * dot((begin[0] + z, begin[1], begin[2]), dense(size, 1))
+            cells = source + 4 * (first + dot((low_z + z, low_y, low_x) * step, stride))
+            copy_every(apart, at, 4 * row, cells, 4 * step[1] * stride[1], box[1], box[2])
         return
-    for z in range(size[0]):
-        for y in range(size[1]):
-            cell = low[0] - begin[0] + z, low[1] - begin[1] + y, low[2] - begin[2]
-            copy_line(p.kind, target, to, source, first, step * stride, cell, size[2], ends)
-            to += size[2]
-
-
-@inner
-def copy_residues(p, source, first, target, second, number, low, size):
-    """As `copy_plane`; where the next residue's cells lie between those of this one along x, its plane as `second`.
-
-    How many planes these are.
-    """
-    length, stride_x = p.c.source_length, p.c.source.cells[2]
-    residue = view(par.Residue, p + p.residue_table, number).of
-    pair = p.kind == F32 and stride_x == 1 and p.step[2] == 2 and residue[2] == 0 and number + 1 < p.residues
-    if pair:  # the next residue may be of other rows
-        of_z, of_y, of_x = view(par.Residue, p + p.residue_table, number + 1).of
-        pair = of_z == residue[0] and of_y == residue[1] and of_x == 1
-    if not pair:
-        copy_plane(p, source, first, target, 0, number, low, size)
-        return 1
-    strides, rows = p.c.source.cells, size[1] * size[2]
-    for z in range(size[0]):
-        cell = (low[0] + z) * p.step[0] + residue[0], low[1] * p.step[1] + residue[1], low[2]
-        image = source + 4 * first, 4 * p.c.source.c, strides, length
-        copy_pairs(image, cell, p.step[1], size[1], size[2], target + 4 * z * rows, second + 4 * z * rows)
-    return 2
+    for n in range(size[0] * size[1]):
+        cell = low[0] + n // size[1], low[1] + n % size[1], low[2]
+        copy_line(p.kind, target, n * row, source, first, step * stride, cell, row, ends)
 
 
 @inner
@@ -174,22 +166,14 @@ def plane_of(p, box):
 @inner
 def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    box, band = box_of(p, cell, size), scratch + p.offsets.copy
+    box, band, rows = box_of(p, cell, size), scratch + p.offsets.copy, scratch + p.offsets.rows
     pitch, plane = box[2], plane_of(p, box)
     copy_planes(p, call.inputs[0], image_of(p.c.source, n, group * p.c.s), band, cell + p.low, box, plane)
     tap_starts(p, scratch + p.offsets.segments, 1, p.c.s * ROWS, p.c.s * plane, (box[1] * pitch, pitch, 1))
-    copy = (band, pitch, 4 * box[1] * pitch, 4, 4 * plane)
-    tiles_of_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy)
-
-
-@inner
-def tiles_of_planes(call, p, packed, panels, n, group, cell, size, begin, end, scratch, copy):
-    """`tiles_of_band` by fused multiply-adds; copy: also bytes from channel to channel."""
-    rows = scratch + p.offsets.rows
-    for i in range(ROWS):
-        store_i64(rows, i, 4 * i)
-    band = packed, panels, (n, group, cell, size), (begin, end)
-    tiles_of_band(call, p, band, scratch, copy, ROWS, p.c.s * ROWS, _fits, _multiply)
+    rows_apart(rows, 4)
+    copy = band, pitch, 4 * box[1] * pitch, 4, 4 * plane
+    of_band = packed, panels, (n, group, cell, size), (begin, end)
+    tiles_of_band(call, p, of_band, scratch, copy, ROWS, p.c.s * ROWS, _fits, _multiply)
 
 
 @inner
@@ -213,13 +197,13 @@ def tiles_of_band(call, p, band, scratch, copy, width, panel, fits, product):
     """Some tiles of output channels by all cells of a band.
 
     band: the packed weights, which of their panels the first tile's is, the band, the tiles [begin, end). copy: what a
-    band reads: its address, cells from row to row, bytes from plane to plane, from cell to cell, or 0 where tiles lie
-    `pitch` floats apart, and what `product` is to know. width: rows of a tile; panel: floats of the weights of a tap;
-    fits: whether a tile has so many rows and columns.
+    band reads: its address, cells from row to row, bytes from plane to plane, from cell to cell, and what `product` is
+    to know. width: rows of a tile; panel: floats of the weights of a tap; fits: whether a tile has so many rows and
+    columns.
     """
     packed, panels, (n, group, cell, size), (begin, end) = band
     outs, values, bias, together = p.c.d, _values(), bias_address(call, p), 1
-    if p.kind == F32 and p.phases > 1 and p.out_step[2] == 2 and not p.c.last and p.c.destination.cells[2] == 1:
+    if p.kind == F32 and p.phases > 1 and p.out_step[2] == 2 and p.c.destination.cells[2] == 1:
         together += _phase(p, 1).start[2]
     for m in range(begin, end):
         lines, segments = min(width, outs - m * width), scratch + p.offsets.segments
@@ -246,21 +230,19 @@ def _tiles(call, p, target, cells_of_band, lines, reads, copy, values, scratch, 
 
     values: their biases or 0.
     """
-    kind, out, tile, last = p.kind, call.output, scratch + p.offsets.tile, p.c.last
+    out, tile, (cell, size) = call.output, scratch + p.offsets.tile, cells_of_band
     number, together, table, packed, panels = reads
-    cell, size = cells_of_band
     band, row, from_plane, from_cell, from_channel = copy
     step, extent = p.out_step * p.c.destination.cells, phase_size(_phase(p, number), cell, size)
     second = phase_size(_phase(p, number + together - 1), cell, size)[2]
-    whole = kind == F32 and (last or step[2] == 1) and _phase(p, number).taps * p.c.s > 0
+    whole = p.kind == F32 and step[2] == 1 and _phase(p, number).taps * p.c.s > 0
     cells = (extent[1] - 1) * row + extent[2]
     if extent[2] == row and step[1] == row * step[2]:  # rows that lie one behind the other are one
         extent, row, second = (extent[0], min(extent[1], 1), cells), cells, cells
-    along, of_row = (extent[2] + p.columns - 1) // p.columns, extent[2]
+    along, of_row, as_one = (extent[2] + p.columns - 1) // p.columns, extent[2], (cells + p.columns - 1) // p.columns
     tiles = extent[1] * along
-    if from_cell == 0 or tiles > (cells + p.columns - 1) // p.columns:  # fewer of all rows, and gaps, as a single one
-        along = tiles = (cells + p.columns - 1) // p.columns
-        of_row = cells
+    if tiles > as_one:  # fewer of all rows, and gaps, as a single one
+        along, tiles, of_row = as_one, as_one, cells
     for z in range(extent[0] * (extent[1] > 0)):
         for t in range(tiles):
             done = t % along * p.columns
@@ -268,24 +250,18 @@ def _tiles(call, p, target, cells_of_band, lines, reads, copy, values, scratch, 
             columns = min(p.columns, (of_row - done + VECTOR - 1) // VECTOR * VECTOR)
             y, x, segments = place // row, place % row, table
             c, c_row, source = tile, 4 * p.columns, band + z * from_plane + place * from_cell
-            if from_cell == 0:
-                source += 4 * (place // p.columns) * p.pitch
             if whole and fits(lines, columns) and x + columns <= extent[2]:
-                c = out + 4 * (target + z * step[0] + y * step[1] + x * step[2])
-                c_row = 4 * (step[2] if last else p.c.destination.c)
+                c, c_row = out + 4 * (target + dot((z, y, x), step)), 4 * p.c.destination.c
             for i in range(together):
                 phase, to = _phase(p, number + i), c + 4 * i * _SUMS
                 taps = phase.taps // phase.run
                 if taps * p.c.s > 0:
                     panel = packed + 4 * (phase.pack_at + panels * phase.taps)
-                    product(
-                        p, phase, lines, columns, (to, c_row), panel, source, (segments, taps), from_channel, scratch
-                    )
+                    places = segments, taps
+                    product(p, phase, lines, columns, (to, c_row), panel, source, places, from_channel, scratch)
                 else:
                     clear(to, 0, _SUMS)
-                if values and last:
-                    add_to_columns(to, c_row, values, columns, lines)
-                elif values:
+                if values:
                     add_to_rows(to, c_row, values, lines, columns)
                 segments += 16 * taps
             if c == tile:
@@ -301,12 +277,7 @@ def _write_columns(p, out, target, step, tile, count, y, x, columns, size, pitch
         if x < size[2]:
             run = min(size[2] - x, columns - done)
             at = target + y * step[1] + x * step[2]
-            if p.c.last and p.kind == F32:
-                copy_rows(out + 4 * at, 4 * step[2], tile + 4 * p.columns * done, 4 * p.columns, run, count)
-            elif p.c.last:
-                for i in range(run):
-                    write_run(p.kind, out, at + i * step[2], 1, tile, (done + i) * p.columns, count)
-            elif together > 1:
+            if together > 1:
                 pairs, odd = max(min(second - x, run), 0), tile + 4 * _SUMS
                 merge_rows(out + 4 * at, 4 * channel, tile + 4 * done, odd + 4 * done, 4 * p.columns, count, pairs)
                 for i in range(count * (run - pairs)):  # one row may have a cell more
@@ -314,17 +285,8 @@ def _write_columns(p, out, target, step, tile, count, y, x, columns, size, pitch
             elif p.kind == F32 and step[2] == 1:
                 copy_rows(out + 4 * at, 4 * channel, tile + 4 * done, 4 * p.columns, count, run)
             else:
-                for i in range(count):
-                    write_cells(p, out, at + i * channel, step[2], tile, i * p.columns + done, run)
+                for i in range(count):  # the phases between its cells are the same thread's
+                    write_phase(p.kind, out, at + i * channel, step[2], tile, i * p.columns + done, run)
         done += pitch - x
         x = 0
         y += 1
-
-
-@inner
-def write_cells(p, out, to, step, source, first, count):
-    """A row of one phase of a band. The phases between its cells, in NCX, are the same thread's."""
-    if p.c.last:
-        write_run(p.kind, out, to, step, source, first, count)
-    else:
-        write_phase(p.kind, out, to, step, source, first, count)

@@ -7,29 +7,19 @@ together in every cell: dy with the columns d and rows (s, t) or, swapped, x wit
 Data NCX are transposed band by band for that. No image is unrolled.
 
 The batch and its bands are cut into parts, as many as the shape says; each part's sum goes from cell to cell in the
-order of memory and the parts are added up in order, so that threads change nothing. The sums of a single part stay in
-the cache of the thread that makes them, and are written from there. Where those of several are large beside the images,
-a round makes those of some channels.
+order of memory and the parts are added up in order, so that threads change nothing. Those of a single part stay in the
+cache of the thread that makes them; where those of several are large, a round makes those of some channels.
 """
 
 from typing import Any
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, compiled, inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, kernel_tap
 from onnx_backprop.ort_ops.runtime.stages import stage
-from onnx_backprop.ort_ops.vector.boxes import (
-    copy_box_cells,
-    copy_box_planes,
-    dense,
-    dot,
-    nth,
-    read_by,
-    turn_box,
-    volume,
-    within,
-)
+from onnx_backprop.ort_ops.vector import boxes
+from onnx_backprop.ort_ops.vector.boxes import dot, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, multiply
 from onnx_backprop.ort_ops.vector.registers import transpose_part
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
@@ -41,43 +31,37 @@ _square = stack(VECTOR * VECTOR // 2)
 
 
 @inner
-def _scalars(p, data, first, channels, channel, stride, low, size, length, copy):
+def _scalars(p, tensor, begin, channels, copy):
     """A box whose elements are read one by one: (address, channel's stride, strides of the axes); a copy if need be.
 
     Also where a tap is all that the kernel has and runs of cells are short: those of a copy are one run.
     """
-    kind = p.kind
+    (data, first, channel, stride), low, size, length = tensor
+    first += begin * channel
     short = p.taps == 1 and _run(size, stride, stride)[0] < min(_SHORT, volume(size))
-    if kind == F32 and within(low, size, length) and 4 * channel % _PAGE != 0 and not short:
+    if p.kind == F32 and boxes.within(low, size, length) and 4 * channel % _PAGE != 0 and not short:
         return data + 4 * (first + dot(low, stride)), channel, stride
     if p.c.last:
-        copy_box_cells(kind, copy, channels, data, first, channels, stride, low, size, length)
-        return copy, 1, dense(size, channels)
+        boxes.copy_box_cells(p.kind, copy, channels, data, first, channels, stride, low, size, length)
+        return copy, 1, boxes.dense(size, channels)
     plane = volume(size)
     plane += 16 - plane % 16
     plane += 16 * (1 - plane // 16 % 2)  # an odd number of cache lines
-    copy_box_planes(kind, copy, plane, data, first, channels, channel, stride, low, size, length)
-    return copy, plane, dense(size, 1)
+    boxes.copy_box_planes(p.kind, copy, plane, data, first, channels, channel, stride, low, size, length)
+    return copy, plane, boxes.dense(size, 1)
 
 
 @inner
-def _columns(p, data, first, channels, channel, stride, low, size, length, columns, copy):
+def _columns(p, tensor, channels, copy):
     """A box whose cells hold their channels together: (address, strides of the axes), in place or copied."""
-    kind = p.kind
+    ((data, first, channel, stride), low, size, length), columns = tensor, p.columns
     if p.c.last:
-        if kind == F32 and channels == columns and within(low, size, length):
+        if p.kind == F32 and channels == columns and boxes.within(low, size, length):
             return data + 4 * (first + dot(low, stride)), stride
-        copy_box_cells(kind, copy, columns, data, first, channels, stride, low, size, length)
+        boxes.copy_box_cells(p.kind, copy, columns, data, first, channels, stride, low, size, length)
     else:
-        turn_box(kind, copy, columns, data, first, channels, channel, stride, low, size, length)
-    return copy, dense(size, columns)
-
-
-@inner
-def _tile_rows(p, channel, stride, count, rows):
-    """Offsets in bytes of the rows (s, t) of a product that is not swapped, as an array in scratch."""
-    for row in range(count):
-        store_i64(rows, row, 4 * (row // p.taps * channel + _shift(p, row % p.taps, stride)))
+        boxes.turn_box(p.kind, copy, columns, data, first, channels, channel, stride, low, size, length)
+    return copy, boxes.dense(size, columns)
 
 
 @inner
@@ -153,44 +137,26 @@ def items_of(name: str, unit: Any) -> Any:
 @inner
 def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     """One band of one image."""
-    n, at = unit // volume(p.bands), nth(p.bands, unit % volume(p.bands)) * p.band
-    out, length, step = p.c.out_length, p.c.source_length, p.c.strides
-    size = min(p.band, out - at)
-    x_low, x_size = at * step + p.low, read_by(size, step, p.low, p.high)
-    taps, columns, swapped = p.taps, p.columns, p.swapped
-    s, d, x, dy = p.c.s, p.c.d, call.inputs[p.source], call.inputs[p.dest]
-    s_channel, d_channel, s_stride, d_stride = p.c.source.c, p.c.destination.c, p.c.source.cells, p.c.destination.cells
-    x_first, dy_first = image_of(p.c.source, n, group * s), image_of(p.c.destination, n, group * d)
-    count = (end - begin) if swapped else (end - begin) * taps
-    rows, table = scratch + p.offsets.rows, scratch + p.offsets.table
-    right_copy, left_copy = scratch + p.offsets.columns, scratch + p.offsets.scalars
-    if swapped:
-        b, b_stride = _columns(p, x, x_first, s, s_channel, s_stride, x_low, x_size, length, columns, right_copy)
-        dy_first += begin * d_channel
-        a, channel, a_stride = _scalars(p, dy, dy_first, end - begin, d_channel, d_stride, at, size, out, left_copy)
-        for row in range(count):
-            store_i64(rows, row, 4 * row * channel)
-        _repeat_last(rows, count)
-        segments, run = _segments(size, a_stride, step * b_stride, table)
-        for t in range(taps):
-            right = b + 4 * _shift(p, t, b_stride), 4 * step[2] * b_stride[2]
-            target = c + 4 * t * columns, 4 * per_row
-            _product(target, count, columns, (a, rows, 4 * a_stride[2]), right, segments, run, add)
-        return
-    b, b_stride = _columns(p, dy, dy_first, d, d_channel, d_stride, at, size, out, columns, right_copy)
-    x_first += begin * s_channel
-    a, channel, a_stride = _scalars(p, x, x_first, end - begin, s_channel, s_stride, x_low, x_size, length, left_copy)
-    _tile_rows(p, channel, a_stride, count, rows)
-    _repeat_last(rows, count)
-    segments, run = _segments(size, step * a_stride, b_stride, table)
-    left, right = (a, rows, 4 * step[2] * a_stride[2]), (b, 4 * b_stride[2])
-    _product((c, 4 * per_row), count, columns, left, right, segments, run, add)
-
-
-@inner
-def _repeat_last(rows, count):
-    for row in range(ROWS):
-        store_i64(rows, count + row, load_i64(rows, count - 1))
+    n, at = unit // volume(p.bands), boxes.nth(p.bands, unit % volume(p.bands)) * p.band
+    size, step, swapped = min(p.band, p.c.out_length - at), p.c.strides, p.swapped
+    x_first, dy_first = image_of(p.c.source, n, group * p.c.s), image_of(p.c.destination, n, group * p.c.d)
+    of_x = call.inputs[p.source], x_first, p.c.source.c, p.c.source.cells
+    of_dy = call.inputs[p.dest], dy_first, p.c.destination.c, p.c.destination.cells
+    x = of_x, at * step + p.low, boxes.read_by(size, step, p.low, p.high), p.c.source_length
+    dy = of_dy, at, size, p.c.out_length
+    right, left, channels, row_taps = (x, dy, p.c.s, 1) if swapped else (dy, x, p.c.d, p.taps)
+    rows, count = scratch + p.offsets.rows, (end - begin) * row_taps
+    b, b_stride = _columns(p, right, channels, scratch + p.offsets.columns)
+    a, channel, a_stride = _scalars(p, left, begin, end - begin, scratch + p.offsets.scalars)
+    for row in range(count + ROWS):  # behind the last one, where tiles read on, it is repeated
+        at_row = min(row, count - 1)
+        store_i64(rows, row, 4 * (at_row // row_taps * channel + _shift(p, at_row % row_taps, a_stride)))
+    a_step, b_step = (a_stride, step * b_stride) if swapped else (step * a_stride, b_stride)
+    segments, run = _segments(size, a_step, b_step, scratch + p.offsets.table)
+    for t in range(p.taps // row_taps):
+        right_at = b + 4 * _shift(p, t, b_stride), 4 * b_step[2]
+        to = c + 4 * t * p.columns, 4 * per_row
+        _product(to, count, p.columns, (a, rows, 4 * a_step[2]), right_at, segments, run, add)
 
 
 @inner

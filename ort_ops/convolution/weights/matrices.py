@@ -15,17 +15,9 @@ from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.planes import copy_pairs, image_of, kernel_tap
 from onnx_backprop.ort_ops.convolution.weights.kernel import items_of
 from onnx_backprop.ort_ops.runtime.stages import stage
+from onnx_backprop.ort_ops.vector import matrix_tiles as amx
 from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, nth, volume
-from onnx_backprop.ort_ops.vector.matrix_tiles import (
-    DEPTH,
-    GROUP,
-    SIDE,
-    add_sums,
-    leave_tiles,
-    split_rows,
-    sum_segments,
-    take_tiles,
-)
+from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP, SIDE
 from onnx_backprop.ort_ops.vector.registers import copy_between, transpose_tile
 from onnx_backprop.ort_ops.vector.rows import clear
 
@@ -75,7 +67,7 @@ def _copy_gradient(p, data, n, group, begin, count, at, size, target, lines, gro
             to = target + ((z * blocks + row // SIDE) * groups * GROUP + row % SIDE // _ROWS * _TILE)
             for i in range(groups):
                 row_source, left = source + 4 * DEPTH * i, cells - DEPTH * i
-                split_rows(to + i * GROUP, _LINE, 2 * _TILE, row_source, step, channels, left, _AHEAD)
+                amx.split_rows(to + i * GROUP, _LINE, 2 * _TILE, row_source, step, channels, left, _AHEAD)
 
 
 @inner
@@ -90,7 +82,7 @@ def _copy_source(p, data, n, group, begin, at, box, target, lines, room):
             first = image_of(tensor, n, group * p.c.s + min(channel, p.c.s - 1))
             source, from_row, cells, before = lines, 4 * p.room, p.room, -1
             for number in range(p.planes):
-                plane = view(par.CellsPlane, p + p.plane_table, number)
+                plane = view(par.Residue, p + p.plane_table, number)
                 of_z, of_y, of_x = plane.of
                 cell = (low[0] + z) * step[0] + of_z, low[1] * step[1] + of_y, low[2]
                 residue = (of_z * step[1] + of_y) * step[2] + (0 if pairs else of_x)
@@ -115,7 +107,7 @@ def _copy_source(p, data, n, group, begin, at, box, target, lines, room):
                 to = target + _LINE // 2 * (room * (2 * _PARTS * number + half) + z * box[1] * p.pitch)
                 for i in range(0, box[1] * p.pitch + DEPTH, DEPTH):  # zeros behind the last one: taps shift
                     cells_left = cells - plane.odd - i
-                    split_rows(
+                    amx.split_rows(
                         tile, _LINE, 2 * _TILE, source + 4 * (i + plane.odd), from_row, channels, cells_left, _AHEAD
                     )
                     for part in range(_PARTS):
@@ -140,7 +132,7 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     gradient, source, lines = scratch + p.offsets.gradient, scratch + p.offsets.source, scratch + p.offsets.scalars
     table, sums, from_row = scratch + p.offsets.table, scratch + p.offsets.tile, box[1] * p.pitch
     at_once = max(1, block_sizes.MATRIX_CELLS // (DEPTH * groups))
-    take_tiles(scratch + p.offsets.configuration)
+    amx.take_tiles(scratch + p.offsets.configuration)
     _copy_gradient(p, dy, n, group, begin, count, at, size, gradient, lines, groups)
     for z in range(size[0]):
         store_i64(table, 2 * z, z * blocks * groups * GROUP)
@@ -153,22 +145,16 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
             if taps > 1:
                 tile = _starts(p, min(t + 1, p.taps - 1), from_row) - _starts(p, t, from_row)
             for block in range(blocks):
+                some, some_columns = min(SIDE, count - block * SIDE), min(SIDE, (p.taps - t) * p.columns - s)
                 left, to = gradient + block * groups * GROUP, c + 4 * (block * SIDE * per_row + t * p.columns + s)
                 for z in range(0, size[0], at_once):
-                    sum_segments(
+                    amx.sum_segments(
                         sums, 4 * SIDE, table + 16 * z, min(at_once, size[0] - z), groups,
                         left, _LINE, _TILE, 2 * _TILE, GROUP,
                         right, _LINE, tile, _LINE * room, _LINE * DEPTH // 2,
                     )  # fmt: skip
-                    add_sums(
-                        to,
-                        4 * per_row,
-                        sums,
-                        min(SIDE, count - block * SIDE),
-                        min(SIDE, (p.taps - t) * p.columns - s),
-                        add or z > 0,
-                    )
-    leave_tiles()
+                    amx.add_sums(to, 4 * per_row, sums, some, some_columns, add or z > 0)
+    amx.leave_tiles()
 
 
 WORK = stage("cells_matrices", par.Cells, items_of("matrices", _unit))

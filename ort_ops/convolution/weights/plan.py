@@ -11,6 +11,7 @@ from onnx_backprop.ort_ops.compiler.records import size as size_of
 from onnx_backprop.ort_ops.convolution import block_sizes, problem
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.depthwise import weights as depthwise_weights
+from onnx_backprop.ort_ops.convolution.gather.phases import forward_phase, per_axis, shifts
 from onnx_backprop.ort_ops.convolution.problem import FUSED_CYCLES, SPLIT_CYCLES, SUM_CYCLES, TILE_CYCLES
 from onnx_backprop.ort_ops.convolution.weights import kernel as weights_kernel
 from onnx_backprop.ort_ops.convolution.weights import matrices
@@ -48,7 +49,6 @@ def _swapped(c: problem.Correlation) -> bool:
     if math.prod(c.kernel) > 1:
         return c.s / lanes(c.s) > 1.9 * c.d / lanes(c.d)
     cells = c.batch * math.prod(c.out_length)
-
     apart = _COPY_APART * max(1.0, c.s * c.d / block_sizes.DIRECT_FLOATS)
     of_source = _COPY if c.last or c.source.cells[2] == 1 else apart
 
@@ -64,7 +64,7 @@ def weights_plan(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> 
     head, taps = _head(c, kind, inputs)
     if not c.depthwise:
         return _in_matrices(c, head, taps) or _product(c, head, taps)
-    return _depthwise_cells(c, head, taps) if c.last or problem.fill_lanes(c.groups) else _depthwise(c, head, taps)
+    return _depthwise(c, head, taps)
 
 
 def _table(taps: Sequence[par.TapRecord]) -> list[int]:
@@ -73,101 +73,49 @@ def _table(taps: Sequence[par.TapRecord]) -> list[int]:
 
 def _head(c: problem.Correlation, kind: int, inputs: tuple[int, int]) -> tuple[par.Cells, list[par.TapRecord]]:
     """What every plan states; and the table of taps."""
-    shifts = [[k * d - p for k in range(n)] for n, d, p in zip(c.kernel, c.dilations, c.pads, strict=True)]
-    head = par.Cells(
-        kind=kind, c=c, source=inputs[0], dest=inputs[1],
-        taps=math.prod(c.kernel),
-        low=problem.three([s[0] for s in shifts], 0), high=problem.three([s[-1] for s in shifts], 0),
-    )  # fmt: skip
     taps = [
-        par.TapRecord(weight=sum(k * s for k, s in zip((z, y, x), c.w_kernel, strict=True)), shift=(sz, sy, sx))
-        for z, sz in enumerate(shifts[0])
-        for y, sy in enumerate(shifts[1])
-        for x, sx in enumerate(shifts[2])
+        par.TapRecord(weight=sum(k * s for k, s in zip(tap.kernel, c.w_kernel, strict=True)), shift=tap.shift)
+        for tap in forward_phase(c).taps
     ]
-    return head, taps
+    low, high = taps[0].shift, taps[-1].shift
+    return par.Cells(kind=kind, c=c, source=inputs[0], dest=inputs[1], taps=len(taps), low=low, high=high), taps
 
 
 def _depthwise(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord]) -> Plan:
-    """NCX data: bands are some rows; an item is a channel."""
-    low, high = head.low, head.high
-    deep, lines, width = high[0] - low[0] + 1, c.out_length[1], c.out_length[2]
-
-    def copies(lines: int, width: int) -> tuple[int, int]:
-        """Floats of a band, and of what it reads."""
-        tall = (lines - 1) * c.strides[1] + high[1] - low[1] + 1
-        width += VECTOR
-        return lines * width, c.strides[2] * deep * tall * (width + (high[2] - low[2]) // c.strides[2] + 2)
-
-    while lines > 1 and sum(copies(lines, width)) > block_sizes.BAND_FLOATS // 4:
-        lines = math.ceil(lines / 2)
-    while width > VECTOR and sum(copies(lines, width)) > block_sizes.BAND_FLOATS:
-        width = math.ceil(width / 2)
-    gradient, source = copies(lines, width)
-    offsets, per_thread = workspace(
-        par.CellsOffsets,
-        sums=FLOAT * len(taps) * VECTOR,
-        shifts=WORD * len(taps),
-        gradient=FLOAT * gradient,
-        source=FLOAT * source,
-    )
-    head = replace(head, offsets=offsets, band=(1, lines, width))
-    return Plan(head, ((depthwise_weights.PLANES, c.groups),), per_thread=per_thread, tables=_table(taps))
-
-
-def _depthwise_cells(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord]) -> Plan:
     """Channels as lanes: bands are some rows; an item is a part of the bands and a block of channels."""
     count, vectors, in_place = len(taps), math.ceil(c.groups / VECTOR), c.last and head.kind == F32
     reach = [h - lo + 1 for lo, h in zip(head.low, head.high, strict=True)]
 
-    def cells(lines: int, width: int) -> tuple[int, int]:
+    def cells(band: Sequence[int]) -> tuple[int, int]:
         """Of a band, and of the part of the image that it reads."""
-        sizes = [(n - 1) * s + r for n, s, r in zip((1, lines, width), c.strides, reach, strict=True)]
-        return lines * width, math.prod(min(n, length) for n, length in zip(sizes, c.source_length, strict=True))
+        sizes = [(n - 1) * s + r for n, s, r in zip(band, c.strides, reach, strict=True)]
+        return math.prod(band), math.prod(min(n, length) for n, length in zip(sizes, c.source_length, strict=True))
 
     # What a band reads stays in the second-level cache. It decides what is added up first, so it must depend on the
     # shape alone.
-    lines, width, block = c.out_length[1], c.out_length[2], min(vectors, block_sizes.MOST_VECTORS) if c.last else 1
-    while lines > 1 and sum(cells(lines, width)) * block * VECTOR > block_sizes.CELLS_FLOATS:
-        lines = math.ceil(lines / 2)
-    while width > VECTOR and sum(cells(lines, width)) * block * VECTOR > block_sizes.CELLS_FLOATS:
-        width = math.ceil(width / 2)
-    bands = c.out_length[0], math.ceil(c.out_length[1] / lines), math.ceil(c.out_length[2] / width)
+    block, rows = min(vectors, block_sizes.MOST_VECTORS) if c.last else 1, (1, *c.out_length[1:])
+    most = block_sizes.CELLS_FLOATS // (block * VECTOR)
+    band, _ = problem.band_of(rows, lambda band: sum(cells(band)), most, (1, 1, min(VECTOR, rows[2])))
+    bands = problem.bands_of(c.out_length, band)
     units = c.batch * math.prod(bands)
     elements = c.batch * c.groups * (math.prod(c.source_length) + math.prod(c.out_length))
     parts = max(1, min(block_sizes.MAX_PARTS, units, elements * ITEM_SIZE[head.kind] // (64 * count * c.groups)))
     wanted = math.ceil(vectors / math.ceil(block_sizes.ITEMS_PER_PROCESSOR * processors() / parts))
-    block = min(block, max(wanted, block_sizes.LEAST_VECTORS))
-    limit = problem.shared_limit(c, head.kind)
-    while block > 1 and 4 * parts * count * block * VECTOR > limit:
+    block, limit = min(block, max(wanted, block_sizes.LEAST_VECTORS)), problem.shared_limit(c, head.kind)
+    copied = 0 if in_place else sum(cells(band)) * VECTOR
+    while block > 1 and (4 * parts * count * block * VECTOR > limit or copied * block > block_sizes.THREAD_FLOATS):
         block = math.ceil(block / 2)
-    while block > 1 and not in_place and sum(cells(lines, width)) * block * VECTOR > block_sizes.THREAD_FLOATS:
-        block = math.ceil(block / 2)
-    blocks = math.ceil(vectors / block)
-    of_block = 4 * parts * count * block * VECTOR
+    blocks, of_block = math.ceil(vectors / block), 4 * parts * count * block * VECTOR
     _, at_once = problem.rounds(1, blocks, of_block, limit)
-    gradient, source = (0 if in_place else FLOAT * n * block * VECTOR for n in cells(lines, width))
+    gradient, source = (0 if in_place else FLOAT * n * block * VECTOR for n in cells(band))
     offsets, per_thread = workspace(par.CellsOffsets, shifts=WORD * count, gradient=gradient, source=source)
     head = replace(
-        head,
-        offsets=offsets,
-        band=(1, lines, width),
-        bands=bands,
-        units=units,
-        parts=parts,
-        blocks=blocks,
-        columns=block * VECTOR,
+        head, offsets=offsets, band=band, bands=bands, units=units, parts=parts, blocks=blocks, columns=block * VECTOR,
         round_blocks=at_once,
-    )
+    )  # fmt: skip
     by_column = [taps[t] for x in range(c.kernel[2]) for t in range(x, count, c.kernel[2])]
-    return Plan(
-        head,
-        ((depthwise_weights.WORK, parts * at_once), (depthwise_weights.REDUCE, at_once)),
-        shared=at_once * of_block,
-        per_thread=per_thread,
-        parts=(blocks, at_once),
-        tables=_table(by_column),
-    )
+    stages = (depthwise_weights.WORK, parts * at_once), (depthwise_weights.REDUCE, at_once)
+    return Plan(head, stages, at_once * of_block, per_thread, parts=(blocks, at_once), tables=_table(by_column))
 
 
 def _product(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord]) -> Plan:
@@ -179,7 +127,7 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord])
         band, (of_columns, of_channel) = _band(c, head.low, head.high, swapped=swapped)
     rows, columns = (c.d, c.s) if swapped else (c.s, c.d)
     padded = _padded(columns)
-    bands = problem.three([math.ceil(n / b) for n, b in zip(c.out_length, band, strict=True)], 1)
+    bands = problem.bands_of(c.out_length, band)
     units = c.batch * math.prod(bands)
     row_lines = rows if swapped else rows * count
     per_row = padded * count if swapped else padded
@@ -191,21 +139,16 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord])
         head, band=band, bands=bands, swapped=swapped, units=units, parts=parts, columns=padded,
         dense=[tap.weight for tap in taps] == list(range(count)),
     )  # fmt: skip
-    least = 1  # blocks
-    if not swapped:  # a block copies its own channels
-        least = min(rows, math.ceil(rows / max(1, (block_sizes.THREAD_FLOATS - of_columns) // of_channel)))
+    most = max(1, (block_sizes.THREAD_FLOATS - of_columns) // of_channel)  # channels of a block, which copies them
+    least = 1 if swapped else min(rows, math.ceil(rows / most))
     lines_of_row = 1 if swapped else count
 
     def scratch_of(block_rows: int, sums: int) -> tuple[par.CellsOffsets, int]:
         """Of an item of so many channels, and of so many sums if they are not shared."""
         return workspace(
-            par.CellsOffsets,
-            sums=FLOAT * sums,
-            rows=WORD * (block_rows * lines_of_row + ROWS),
-            table=2 * WORD * band[0] * band[1],
-            columns=FLOAT * of_columns,
-            scalars=FLOAT * block_rows * of_channel,
-        )
+            par.CellsOffsets, sums=FLOAT * sums, rows=WORD * (block_rows * lines_of_row + ROWS),
+            table=2 * WORD * band[0] * band[1], columns=FLOAT * of_columns, scalars=FLOAT * block_rows * of_channel,
+        )  # fmt: skip
 
     items, most = block_sizes.ITEMS_PER_PROCESSOR * processors(), min(rows, math.ceil(row_lines / ROWS))
     return _in_blocks(
@@ -214,14 +157,9 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord])
 
 
 def _in_blocks(
-    head: par.Cells,
-    work: Exported,
-    tables: list[int],
-    sums: tuple[int, int, int],
-    items: int,
-    limits: tuple[int, int],
+    head: par.Cells, work: Exported, tables: list[int], sums: problem.Triple, items: int, limits: tuple[int, int],
     scratch_of: Callable[[int, int], tuple[par.CellsOffsets, int]],
-) -> Plan:
+) -> Plan:  # fmt: skip
     """The plan of so many items or more, if rows may be cut into so many blocks: the least, the most.
 
     sums: channels that are rows, rows of each, floats of a row. scratch_of: an item's scratch, of its channels, and of
@@ -254,15 +192,8 @@ def _in_blocks(
         round_blocks=at_once, round_channels=channels,
     )  # fmt: skip
     finish = groups * math.ceil(channels / weights_kernel.TOGETHER)
-    return Plan(
-        head,
-        ((work, at_once * parts * groups), (weights_kernel.REDUCE, finish)),
-        shared=4 * parts * groups * head.rows * per_row,
-        per_thread=per_thread,
-        groups=(c.groups, groups),
-        parts=(blocks, at_once),
-        tables=tables,
-    )
+    stages, of_row = ((work, at_once * parts * groups), (weights_kernel.REDUCE, finish)), 4 * parts * groups * per_row
+    return Plan(head, stages, head.rows * of_row, per_thread, (c.groups, groups), (blocks, at_once), tables)
 
 
 def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord]) -> Plan | None:
@@ -270,15 +201,13 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
     if c.last or not matrix_tiles():
         return None
     rows, columns, count = c.d, 16 if c.s <= 16 else math.ceil(c.s / SIDE) * SIDE, len(taps)
-    split = [[divmod(at, step) for at, step in zip(tap.shift, c.strides, strict=True)] for tap in taps]
-    low, high = (
-        problem.three([choose(q for q, _ in axis) for axis in zip(*split, strict=True)], 0) for choose in (min, max)
-    )
-    planes = [(*(r for _, r in tap), (tap[2][0] - low[2]) % 2) for tap in split]
+    split = shifts(forward_phase(c), c.strides, quotients=True)
+    low, high = (per_axis(choose, [shift for shift, _ in split]) for choose in (min, max))
+    planes = [(residue, (shift[2] - low[2]) % 2) for shift, residue in split]
     kinds = sorted(set(planes))
     taps = [
-        replace(tap, shift=problem.three([q for q, _ in at], 0), residue=kinds.index(plane))
-        for tap, at, plane in zip(taps, split, planes, strict=True)
+        replace(tap, shift=shift, residue=kinds.index(plane))
+        for tap, (shift, _), plane in zip(taps, split, planes, strict=True)
     ]
 
     def floats(band: Sequence[int]) -> dict[str, int]:
@@ -300,7 +229,7 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
         return max(sum(floats(band).values()), steps)
 
     band, _ = problem.band_of(c.out_length, total, block_sizes.PARTS_FLOATS, least)
-    bands = problem.three([math.ceil(n / b) for n, b in zip(c.out_length, band, strict=True)], 1)
+    bands = problem.bands_of(c.out_length, band)
     arrays, pitch, units = floats(band), _pitch(band), c.batch * math.prod(bands)
     cells, of_part = c.batch * math.prod(c.out_length), 4 * rows * columns * count
     limit = problem.shared_limit(c, head.kind)
@@ -322,19 +251,17 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
             **{name: FLOAT * n for name, n in arrays.items()},
         )  # fmt: skip
 
-    tables = _table(taps) + [
-        word for kind in kinds for word in par.CellsPlane(of=problem.three(kind[:3], 0), odd=kind[3]).words()
-    ]
+    tables = _table(taps) + [word for of, odd in kinds for word in par.Residue(of=of, odd=odd).words()]
     blocks = 1, math.ceil(rows / SIDE)
     plan = _in_blocks(head, matrices.WORK, tables, (rows, 1, columns * count), processors(), blocks, scratch_of)
     fused = cells * count * min(c.s * math.ceil(c.d / VECTOR), c.d * math.ceil(c.s / VECTOR)) * VECTOR / COLUMNS
-    padded, planes = units * math.prod(band[:2]) * pitch, math.ceil(band[1] * pitch / DEPTH) * DEPTH
+    planes = math.ceil(band[1] * pitch / DEPTH) * DEPTH
+    padded = units * band[0] * planes
     sums = units * math.ceil(band[0] / max(1, block_sizes.MATRIX_CELLS // planes))
     tiles = math.ceil(count * columns / SIDE) * math.ceil(rows / SIDE)
-    copies = (
-        1 if parts > 1 else math.ceil(rows * columns * count / block_sizes.DIRECT_FLOATS)
-    )  # whatever the processors
-    split = padded * (rows + min(copies, blocks[1]) * len(kinds) * columns)
+    # whatever the processors
+    copies = 1 if parts > 1 else math.ceil(rows * columns * count / block_sizes.DIRECT_FLOATS)
+    split = units * math.prod(band[:2]) * pitch * (rows + min(copies, blocks[1]) * len(kinds) * columns)
     cycles = tiles * (TILE_CYCLES * padded / DEPTH + SUM_CYCLES * sums) + SPLIT_CYCLES * split
     return plan if plan.per_thread <= POOL_BYTES and cycles <= FUSED_CYCLES * fused else None
 

@@ -2,99 +2,49 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.compiler.machine import VECTOR, matrix_tiles, processors
 from onnx_backprop.ort_ops.convolution import block_sizes
 from onnx_backprop.ort_ops.convolution.problem import Correlation, images_joined, rounds, shared_limit
 from onnx_backprop.ort_ops.convolution.winograd import kernel, tiles, weights
-from onnx_backprop.ort_ops.convolution.winograd.rows import column_floats, odd_lines, plane_floats
+from onnx_backprop.ort_ops.convolution.winograd.kernel import column_floats, odd_lines, plane_floats
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
-
-
-def _panel(ins: int) -> int:
-    """Floats of one of the panels of a tile of weights, for so many taps of channels."""
-    return math.ceil((ins * ROWS + kernel.WIDE) / 16) * 16
+from onnx_backprop.ort_ops.vector.matrix_tiles import SIDE
 
 
 def plan(c: Correlation, kind: int, *, adjoint: bool, bias: int = 0) -> Plan:
-    """The correlation, or its data gradient; inputs 0 and 1 are data and weights, `bias` is an input or 0.
-
-    Weights are shared unless they need several rounds and sharing the images makes less to transform.
-    """
+    """The correlation, or its data gradient; inputs 0 and 1 are data and weights, `bias` is an input or 0."""
     c = images_joined(c)
-    size, taps = tiles.size_of(c.adjoint if adjoint else c), c.kernel[0]
-    r = tiles.number_tiles(c, kind, size, adjoint=adjoint)
+    r = tiles.number_tiles(c, kind, tiles.size_of(c.adjoint if adjoint else c), adjoint=adjoint)
     last = sum((n - 1) * step for n, step in zip(c.kernel, c.w_kernel, strict=True))
-    c, elements, rows = r.c, r.elements, r.rows
-    volumes = c.batch * r.strips
-    outs, limit = r.out_residues**2 * math.ceil(c.d / ROWS), shared_limit(c, kind)
-    of_tile = 4 * elements * _panel(taps * r.ins)
+    c, elements, rows, outs, limit = r.c, r.elements, r.rows, math.ceil(r.c.d / ROWS), shared_limit(c, kind)
+    panel = math.ceil((c.kernel[0] * r.ins * ROWS + kernel.WIDE) / 16) * 16
+    of_tile = 4 * elements * panel
     groups, at_once = rounds(c.groups, outs, of_tile, limit)
-    parameters = kernel.Winograd(
-        **vars(r), bias=bias, w_first=last if adjoint else 0, panel=_panel(taps * r.ins),
-        round_groups=groups, round_tiles=at_once,
-    )  # fmt: skip
-    if at_once < outs and volumes == taps == 1:
-        other = _images_shared(parameters, limit, math.ceil(outs / at_once))
-        if other is not None:
-            return other
     band = max(1, min(rows, max(tiles.tiles_aimed_at(elements, r.ins) // r.tiles_x - r.reach, r.reach)))
     band = max(range((band + 1) // 2, band + 1), key=lambda n: (n * r.tiles_x / _in_vectors(n * r.tiles_x), n))
     while band > 1 and kernel.thread_scratch(r, band, outs)[1] > POOL_BYTES:
         band -= 1
     bands = math.ceil(rows / band)
-    items = volumes * bands * groups
+    items = c.batch * r.strips * bands * groups
     split = 1 if items >= 2 * processors() else min(at_once, math.ceil(2 * processors() / items))
     share = math.ceil(at_once / split)  # of the tiles of output channels
     offsets, per_thread = kernel.thread_scratch(r, band, share)
-    parameters = replace(
-        parameters, bands=bands, split=split, lines=r.lines_of(band), plane=r.plane_of(band), offsets=offsets,
-        chunk=kernel.chunk(elements, share), **_matrices(r.ins, band + r.reach, r.tiles_x),
+    columns = column_floats((band + r.reach) * r.tiles_x)
+    parameters = kernel.Winograd(
+        **vars(replace(r, lines=r.lines_of(band), plane=r.plane_of(band))), bias=bias, w_first=last if adjoint else 0,
+        panel=panel, round_groups=groups, round_tiles=at_once, bands=bands, split=split, offsets=offsets,
+        chunk=kernel.chunk(elements, share), columns=columns, element=odd_lines(r.ins * columns),
     )  # fmt: skip
     stages = (kernel.PACK, groups * at_once), (kernel.MULTIPLY, items * split)
     return Plan(parameters, stages, groups * at_once * of_tile, per_thread, (c.groups, groups), (outs, at_once))
 
 
-def _matrices(ins: int, band: int, tiles_x: int) -> dict[str, int]:
-    """How transformed tiles lie."""
-    columns = column_floats(band * tiles_x)
-    return {"columns": columns, "element": odd_lines(ins * columns)}
-
-
 def _in_vectors(count: int) -> int:
     return math.ceil(count / VECTOR) * VECTOR
-
-
-def _images_shared(p: kernel.Winograd, limit: int, repeats: int) -> Plan | None:
-    """None where that does not fit, or costs more than transforming all images so many times."""
-    c, tiles_x, rows = p.c, p.tiles_x, p.rows
-    outs = p.out_residues**2 * math.ceil(c.d / ROWS)
-    images, weights_cost = rows * _in_vectors(tiles_x), outs * kernel.WIDE  # for each channel and group
-
-    def image_bytes(count: int) -> int:
-        return 4 * p.elements * odd_lines(p.ins * column_floats(count * tiles_x))
-
-    groups, at_once = rounds(c.groups, 1, image_bytes(rows), limit)[0], rows
-    if image_bytes(rows) > limit:
-        spare = 4 * p.elements * (p.ins * (COLUMNS + VECTOR + 32) + 32)
-        groups, at_once = 1, rounds(1, rows, 4 * p.elements * p.ins * tiles_x, limit - spare)[1]
-    shared = groups * image_bytes(at_once)
-    lines = max(1, min(p.tiles_y, block_sizes.SOURCE_ROWS_FLOATS // (2 * p.size**2 * tiles_x)))
-    plane = plane_floats(p.size, (lines + 1) * tiles_x)
-    offsets, per_thread = kernel.images_scratch(replace(p, plane=plane))
-    pays = math.ceil(rows / at_once) * weights_cost + images < repeats * images + weights_cost
-    if not (shared <= limit and per_thread <= POOL_BYTES and pays):
-        return None
-    parameters = replace(
-        p, chunk=1, lines=lines, plane=plane, round_groups=groups, round_tiles=outs, round_rows=at_once,
-        offsets=offsets, **_matrices(p.ins, at_once, tiles_x),
-    )  # fmt: skip
-    stages = (kernel.TRANSFORM, groups * p.ins), (kernel.MULTIPLY_IMAGES, groups * outs)
-    return Plan(parameters, stages, shared, per_thread, (c.groups, groups), (rows, at_once))
 
 
 def weights_plan(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
@@ -103,16 +53,12 @@ def weights_plan(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
     Sums are shared unless they need several rounds and the source, some of its channels at least, fits.
     """
     c = images_joined(c)
-    size, taps, channels = tiles.weights_size_of(c), c.kernel[0], _in_vectors(c.s)
-    r = tiles.number_tiles(c, kind, size)
-    c, elements, ins, tiles_x = r.c, r.elements, r.source_residues**2 * channels, r.tiles_x
-    piece, columns = _in_vectors(size * r.run + r.taps - 1), math.ceil(ins / COLUMNS) * COLUMNS
-    volumes, rows_of = c.batch * r.strips, r.rows
+    size, taps = tiles.weights_size_of(c), c.kernel[0]
+    r = replace(tiles.number_tiles(c, kind, size), ins=_in_vectors(c.s))
+    elements, tiles_x, volumes, rows_of = r.elements, r.tiles_x, c.batch * r.strips, r.rows
+    piece, columns = _in_vectors(size * r.run + 2), math.ceil(r.ins / COLUMNS) * COLUMNS
     rows, outs, limit = volumes * rows_of, math.ceil(c.d / ROWS), shared_limit(c, kind)
-    rows_of_tiles: dict[str, Any] = vars(r) | {"ins": ins}
-    p = weights.WinogradWeights(
-        **rows_of_tiles, inputs=inputs, channels=channels, pitch=c.dilations[2] * piece, piece=piece
-    )
+    p = weights.WinogradWeights(**vars(r), inputs=inputs, pitch=c.dilations[2] * piece, piece=piece)
     sums = elements * taps * c.groups * (outs * ROWS) * columns
     if 4 * sums > limit and volumes == taps == 1:
         other = _source_shared(p, limit)
@@ -174,8 +120,10 @@ def _source_shared(p: weights.WinogradWeights, limit: int) -> Plan | None:
 
 def suits_weights(c: Correlation) -> bool:
     """As `tiles.suits`, sums that are not transformed back too often, and a row of tiles that fits a pooled block."""
-    least, slices = tiles.MIN_WORK * (tiles.MATRICES_SHARE if matrix_tiles() else 1), c.kernel[0] > 1 and matrix_tiles()
-    few = c.s * c.d <= tiles.FEW_CHANNELS**2 and (slices or tiles.work_of(c) < least)
+    usual = min(c.s, c.d) > SIDE and c.s * c.d < tiles.MANY_CHANNELS**2 and min(c.out_length[1:]) >= tiles.SMALL_IMAGE
+    if matrix_tiles() and usual:
+        return False
+    few = c.s * c.d <= tiles.FEW_CHANNELS**2 and not tiles.enough(c)
     if few or not tiles.is_served(c) or tiles.sum_floats(c, tiles.weights_size_of(c)) > block_sizes.MAX_SUM_FLOATS:
         return False
     return weights_plan(c, F32, (0, 1)).per_thread <= POOL_BYTES

@@ -17,19 +17,18 @@ from dataclasses import dataclass, replace
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import stack
 from onnx_backprop.ort_ops.compiler.records import Record
-from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows, destination_row, first_cell, row_count, source_row
+from onnx_backprop.ort_ops.convolution.winograd import kernel
+from onnx_backprop.ort_ops.convolution.winograd.kernel import TileRows
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.runtime.workspace import FLOAT, workspace
+from onnx_backprop.ort_ops.vector import winograd_transforms as transforms
 from onnx_backprop.ort_ops.vector.boxes import dot
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.registers import transpose_tile
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
-from onnx_backprop.ort_ops.vector.winograd_transforms import (
-    MOST_ELEMENTS,
-    transform_cells,
-    transform_gradient,
-    transform_kernel,
-)
+from onnx_backprop.ort_ops.vector.winograd_transforms import MOST_ELEMENTS
+
+_CELLS = 9  # of a kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,6 @@ class WinogradWeights(TileRows):
     """The numbers of a plan."""
 
     inputs: tuple[int, int]  # source and destination
-    channels: int  # of a residue of the source, in whole registers; `ins` is that of all
     pitch: int = 0  # floats of a row of the source
     piece: int = 0  # those of one phase
     offsets: Offsets = Offsets()
@@ -72,35 +70,27 @@ def _row_bytes(p: WinogradWeights) -> int:
 
 
 def _turned_bytes(p: WinogradWeights) -> int:
-    return FLOAT * (p.size * p.lines + p.taps - 1) * p.pitch * p.s_columns
+    return FLOAT * (p.size * p.lines + 2) * p.pitch * p.s_columns
 
 
 def sum_scratch(p: WinogradWeights) -> tuple[Offsets, int]:
     """Of a thread that adds up the products of a part in shared sums."""
-    return workspace(
-        Offsets,
-        rows=_row_bytes(p),
-        turned=_turned_bytes(p),
-        source=FLOAT * p.elements * p.s_element,
-        gradient=FLOAT * p.elements * p.d_element,
-    )
+    gradient, source = FLOAT * p.elements * p.d_element, FLOAT * p.elements * p.s_element
+    return workspace(Offsets, rows=_row_bytes(p), turned=_turned_bytes(p), source=source, gradient=gradient)
 
 
 def source_scratch(p: WinogradWeights) -> tuple[Offsets, int]:
     """Of a thread that transforms the source for all or, later, sums up a tile of the destination's channels."""
     transforms, before = workspace(Offsets, rows=_row_bytes(p), turned=_turned_bytes(p))
     multiplies, behind = workspace(
-        Offsets,
-        rows=_row_bytes(p),
-        kernels=FLOAT * 9 * VECTOR,
-        sums=FLOAT * p.elements * ROWS * p.s_columns,
-        gradient=FLOAT * p.elements * p.d_element,
-    )
+        Offsets, rows=_row_bytes(p), kernels=FLOAT * _CELLS * VECTOR,
+        sums=FLOAT * p.elements * ROWS * p.s_columns, gradient=FLOAT * p.elements * p.d_element,
+    )  # fmt: skip
     return replace(multiplies, turned=transforms.turned), max(before, behind)
 
 
 _tables = stack(ROWS + 2)
-_sums = stack((MOST_ELEMENTS + 9) * VECTOR)
+_sums = stack((MOST_ELEMENTS + _CELLS) * VECTOR)
 
 
 @inner
@@ -110,20 +100,20 @@ def _source_tiles(p, data, group, channel, volume, first, last, rows, turned, v)
     channels = min(p.ins - channel, columns)
     at = first
     while at < last:
-        cell = first_cell(p, volume, at)
+        cell = kernel.first_cell(p, volume, at)
         count = min(last - at, p.tiles_y - at % p.tiles_y, p.lines)
         for c in range(0, channels, VECTOR):
-            residue, start = (channel + c) // p.channels, (channel + c) % p.channels
-            for i in range(size * count + p.taps - 1):
+            start = channel + c
+            for i in range(size * count + 2):
                 for phase in range(p.c.dilations[2]):
                     for lane in range(VECTOR):
                         row = rows + 4 * (lane * pitch + phase * p.piece)
                         if start + lane < p.c.s:
                             at_channel = group * p.c.s + start + lane
-                            source_row(p, data, at_channel, residue, cell, i, phase, row, p.piece)
+                            kernel.source_row(p, data, at_channel, cell, i, phase, row, p.piece)
                         else:
                             clear(row, 0, p.piece)
-                    for x in range(phase * p.piece, phase * p.piece + size * p.run + p.taps - 1, VECTOR):
+                    for x in range(phase * p.piece, phase * p.piece + size * p.run + 2, VECTOR):
                         target = turned + 4 * ((i * pitch + x) * columns + c)
                         transpose_tile(target, 4 * columns, rows + 4 * x, 4 * pitch)
         for i in range(count):
@@ -133,7 +123,8 @@ def _source_tiles(p, data, group, channel, volume, first, last, rows, turned, v)
                 target = v + 4 * ((at + i - first) * p.tiles_x + x) * COLUMNS
                 for c in range(0, channels, VECTOR):
                     to = target + 4 * (c // COLUMNS * p.s_panel + c % COLUMNS)
-                    transform_cells(source + 4 * c, 4 * pitch * columns, 4 * columns, to, element, p.elements)
+                    from_c, row = source + 4 * c, 4 * pitch * columns
+                    transforms.transform_cells(from_c, row, 4 * columns, to, element, p.elements)
         at += count
 
 
@@ -143,14 +134,14 @@ def _gradient_tiles(p, data, channel, count, volume, first, last, rows, u):
     size, columns, element, plane, piece = p.size, p.d_columns, 4 * p.d_element, 4 * p.plane, p.size * p.run
     for i in range(count):
         for at in range(first, last):
-            cell, row = first_cell(p, volume, at), rows + 4 * (at - first) * size * p.tiles_x
+            cell, row = kernel.first_cell(p, volume, at), rows + 4 * (at - first) * size * p.tiles_x
             for line in range(size):
                 for phase in range(p.c.dilations[2]):
                     to = row + line * plane + 4 * phase * piece
-                    destination_row(p, data, channel + i, cell, line, phase, to, piece)
+                    kernel.destination_row(p, data, channel + i, cell, line, phase, to, piece)
         for x in range(0, (last - first) * p.tiles_x, VECTOR):
             # lanes beyond these tiles are overwritten by the next channel
-            transform_gradient(rows + 4 * size * x, plane, u + 4 * (i * columns + x), element, p.elements)
+            transforms.transform_gradient(rows + 4 * size * x, plane, u + 4 * (i * columns + x), element, p.elements)
 
 
 @inner
@@ -164,7 +155,7 @@ def _item(call, p, item, scratch):
     d, columns = p.c.d, p.s_columns
     tiles = min(p.round_tiles, (d + ROWS - 1) // ROWS - tile)
     begin, end = (tile + split * tiles // splits) * ROWS, min((tile + (split + 1) * tiles // splits) * ROWS, d)
-    rows_of, taps = row_count(p), p.c.kernel[0]
+    rows_of, taps = kernel.row_count(p), p.c.kernel[0]
     every = p.c.batch * p.strips * rows_of
     first, last = part * every // parts, (part + 1) * every // parts
     tiles_x = p.tiles_x
@@ -226,23 +217,17 @@ def _reduce(call, p, unit, _scratch):
 @inner
 def _write(p, out, group, m, c, tap, source, step, lines):
     """The weights of a destination's channel and a vector of the source's from the elements, `step` bytes apart."""
-    transform_kernel(source, step, lines, 4 * VECTOR, p.elements)
-    residue, c, stride, taps = c // p.channels, c % p.channels, p.source_residues, p.taps
-    start = (group * p.c.d + m) * p.c.w_d + c * p.c.w_s
-    count = min(VECTOR, p.c.s - c)
-    _, front_y, front_x = p.front
-    for i in range(taps):
-        for j in range(taps):
-            y, x = stride * i + residue // stride - front_y, stride * j + residue % stride - front_x
-            if 0 <= y < p.c.kernel[1] and 0 <= x < p.c.kernel[2]:
-                to = start + dot((tap, y, x), p.c.w_kernel)
-                write_run(p.kind, out, to, p.c.w_s, lines, (taps * i + j) * VECTOR, count)
+    transforms.transform_kernel(source, step, lines, 4 * VECTOR, p.elements)
+    start, count = (group * p.c.d + m) * p.c.w_d + c * p.c.w_s, min(VECTOR, p.c.s - c)
+    for i in range(_CELLS):
+        to = start + dot((tap, i // 3, i % 3), p.c.w_kernel)
+        write_run(p.kind, out, to, p.c.w_s, lines, i * VECTOR, count)
 
 
 @inner
 def _source_item(call, p, item, scratch):
     """One band of one group of the round."""
-    band, count = p.source_band, row_count(p)
+    band, count = p.source_band, kernel.row_count(p)
     bands = (count + band - 1) // band
     number, first = item // bands, item % bands * band
     group, last = call.group + number, min(first + band, count)
@@ -270,8 +255,8 @@ def _tile_item(call, p, item, scratch):
     sums, u = scratch + p.offsets.sums, scratch + p.offsets.gradient
     v, table = call.shared + 4 * number * p.elements * p.s_element, _tables()
     rows_apart(table, 4 * p.d_columns)
-    for at in range(0, row_count(p), band):
-        stop = min(at + band, row_count(p))
+    for at in range(0, kernel.row_count(p), band):
+        stop = min(at + band, kernel.row_count(p))
         _gradient_tiles(p, dest, group * d + begin, count, 0, at, stop, rows, u)
         for e in range(p.elements):
             line, left = sums + 4 * e * ROWS * columns, u + 4 * e * p.d_element

@@ -69,7 +69,7 @@ def slides(attrs: dict[str, Any], x: tuple[int, ...], w: tuple[int, ...], kind: 
     order = tuple(range(len(w)))
     y = evaluate("Convolution", attrs, [np.zeros(x, f32), np.zeros(w, f32)]).shape
     c = correlation(Attributes(BY_NAME["Convolution"], attrs), x, y, w, order, infers=True)
-    plans = gather_plan.forward(c, kind), gather_plan.data_gradient(c, kind)
+    plans = gather_plan.plan(c, kind), gather_plan.plan(c, kind, adjoint=True)
     words = {numbers(plan, par.Gather).stencil for plan in plans}
     assert len(words) == 1, "forward and data gradient"
     return words.pop()

@@ -84,7 +84,7 @@ LARGE = [
 ]
 
 
-def run_large(rng: np.random.Generator, case: tuple[Any, ...], last: bool, threads: int = 2) -> Any:
+def run_large(rng: np.random.Generator, case: tuple[Any, ...], threads: int = 2) -> Any:
     """(operator, attributes, inputs, answer) of the forward and of both gradients."""
     batch, groups, channels, outs, lengths, kernel, strides, pads, *behind = case
     ends = behind[0] if behind else pads
@@ -93,11 +93,9 @@ def run_large(rng: np.random.Generator, case: tuple[Any, ...], last: bool, threa
     along = zip(lengths, pads, ends, kernel, strides, strict=True)
     cells = [(n + begin + end - k) // s + 1 for n, begin, end, k, s in along]
     dy = rng.standard_normal((batch, groups * outs, *cells), np.float32)
-    if last:
-        x, dy = (np.ascontiguousarray(np.moveaxis(tensor, 1, -1)) for tensor in (x, dy))
     attributes = {
         "strides": list(strides), "pads_begin": list(pads), "pads_end": list(ends), "dilations": [1] * len(kernel),
-        "groups": groups, "data_format": "NXC" if last else "NCX", "weights_format": "OIX",
+        "groups": groups, "data_format": "NCX", "weights_format": "OIX",
     }  # fmt: skip
     bias = rng.standard_normal(groups * outs, np.float32)
     for op, own, inputs in (
@@ -111,10 +109,9 @@ def run_large(rng: np.random.Generator, case: tuple[Any, ...], last: bool, threa
         yield op, given, inputs, np.asarray(session.run(None, single_op.feeds(op, inputs))[0])
 
 
-@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("case", LARGE)
-def test_large_ones(rng, case: tuple[Any, ...], last: bool) -> None:
-    for op, attributes, inputs, got in run_large(rng, case, last):
+def test_large_ones(rng, case: tuple[Any, ...]) -> None:
+    for op, attributes, inputs, got in run_large(rng, case):
         exact = evaluate(op, attributes, inputs)
         assert got.shape == exact.shape
         if exact.size:
@@ -132,18 +129,15 @@ def test_cells_split_where_they_lie_wherever_they_may_be(rng, monkeypatch, case:
         return found and replace(found, columns=in_place[-1])
 
     monkeypatch.setattr(bands, "in_matrices", chosen)
-    test_large_ones(rng, case, last=False)
+    test_large_ones(rng, case)
     assert any(in_place)
 
 
 @pytest.mark.parametrize("case", [LARGE[3], LARGE[12]])
 def test_threads_change_nothing(case: tuple[Any, ...]) -> None:
-    for last in (False, True):
-        one, several = (
-            [answer for *_, answer in run_large(np.random.default_rng(5), case, last, threads)] for threads in (1, 4)
-        )
-        for x, y in zip(one, several, strict=True):
-            np.testing.assert_array_equal(x, y)
+    one, several = ([answer for *_, answer in run_large(np.random.default_rng(5), case, threads)] for threads in (1, 4))
+    for x, y in zip(one, several, strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -12,8 +12,8 @@ from onnx_backprop.opset.core.op import Attributes
 from onnx_backprop.opset.operators.registry import BY_NAME
 from onnx_backprop.ort_ops.convolution.problem import correlation
 from onnx_backprop.ort_ops.convolution.winograd import tiles as winograd_tiles
+from onnx_backprop.ort_ops.convolution.winograd.kernel import TileRows
 from onnx_backprop.ort_ops.convolution.winograd.plan import suits_weights
-from onnx_backprop.ort_ops.convolution.winograd.rows import TileRows
 from onnx_backprop.ort_ops.convolution.winograd.tiles import suits
 from tests.ort_ops.planned import convolution, without_matrix_tiles
 from tests.support import single_op
@@ -56,7 +56,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def few_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small images are faster without, and quicker to test."""
     monkeypatch.setattr(winograd_tiles, "MIN_WORK", 0)
-    monkeypatch.setattr(winograd_tiles, "STRIDED_SHARE", 9)
+    monkeypatch.setattr(winograd_tiles, "MOST_CHANNELS", 1e9)
 
 
 # batch, groups, channels of source and destination per group, lengths, pads
@@ -88,26 +88,6 @@ WIDER = [
     (2, 1, 18, 16, (3, 6, 20), (0, 1, 1), 1, (1, 1, 1), (0, 1, 1)),
     (2, 1, 150, 130, (3, 33, 9), (1, 1, 1), 3, (1, 1, 1), (1, 1, 1)),
 ]
-
-
-# strides of 2: pads at either end, of which the parity decides where zeros go, and the kernel's length
-STRIDED = [
-    (2, 1, 16, 33, (16, 32), (1, 1), 3, (1, 1)),
-    (3, 1, 40, 17, (15, 24), (0, 1), 3, (1, 2)),
-    (1, 2, 16, 19, (31, 17), (2, 0), 3, (1, 0)),
-    (2, 1, 35, 16, (16, 33), (1, 1), 4, (1, 1)),
-    (1, 2, 17, 30, (14, 15), (0, 3), 4, (3, 0)),
-    (2, 1, 130, 150, (9, 8), (2, 1), 4, (1, 2)),
-    (2, 1, 16, 17, (3, 32, 32), (1, 1, 0), 3, (0, 1, 1)),
-]
-
-
-@pytest.mark.parametrize(("batch", "groups", "s", "d", "lengths", "pads", "edge", "pads_end"), STRIDED)
-def test_strides_of_two(rng, batch: int, groups: int, s: int, d: int, lengths, pads, edge: int, pads_end) -> None:
-    strides = (1, 2, 2)[-len(lengths) :]
-    given = {"groups": groups, "pads_begin": pads, "pads_end": pads_end, "strides": strides}
-    kernel = [2, edge, edge][-len(lengths) :]
-    compare(rng, [4], (batch, groups, s, d), lengths, kernel, dilations=(1,) * len(lengths), **given)
 
 
 @pytest.mark.parametrize(("batch", "groups", "s", "d", "lengths", "pads"), CASES)
@@ -176,16 +156,14 @@ def test_rounding_errors_stay_those_of_a_sum(rng, size: int) -> None:
 
 
 @pytest.mark.parametrize(("batch", "length", "density"), [(4, 4, 0.1), (4, 7, 0.03), (8, 16, 0.005)])
-@pytest.mark.parametrize("stride", [1, 2])
 def test_gradients_of_channels_that_never_meet_are_zero(
-    rng, size: int, batch: int, length: int, density: float, stride: int
+    rng, size: int, batch: int, length: int, density: float
 ) -> None:
     """As behind Relu, of images that are zero almost everywhere: AdamW would make whole steps of rounding errors."""
-    out = (length - 1) // stride + 1
-    x, dy = (rng.standard_normal((batch, n, m, m), f32) for n, m in ((40, length), (50, out)))
+    x, dy = (rng.standard_normal((batch, n, length, length), f32) for n in (40, 50))
     x *= rng.random(x.shape) < density
     dy *= rng.random(dy.shape) < 0.3
-    attrs = attributes(weights_shape=[50, 40, 3, 3], strides=[stride, stride])
+    attrs = attributes(weights_shape=[50, 40, 3, 3])
     got = single_op.run("ConvolutionBackwardWeights", attrs, [x, dy], kernels="native")
     exact = evaluate("ConvolutionBackwardWeights", attrs, [x, dy])
     met = evaluate("ConvolutionBackwardWeights", attrs, [np.abs(x), np.abs(dy)]) > 0
@@ -234,6 +212,7 @@ def test_threads_change_nothing(rng, size: int) -> None:
     ("changes", "weights"),
     [
         ({"strides": [2, 1]}, (16, 16, 3, 3)),
+        ({"strides": [2, 2]}, (16, 16, 4, 4)),
         ({}, (16, 16, 3, 5)),
         ({}, (15, 16, 3, 3)),
         ({}, (16, 15, 3, 3)),
@@ -256,7 +235,7 @@ def test_others_are_sums_over_taps(rng, changes, weights) -> None:
 
 @pytest.mark.parametrize(
     ("batch", "channels", "length", "expected"),
-    [(2, 64, 16, (False, False)), (2, 64, 32, (True, True)), (8, 256, 4, (False, True)), (8, 512, 4, (True, True))],
+    [(2, 64, 16, (False, False)), (2, 64, 32, (True, True)), (8, 256, 4, (False, True)), (8, 512, 7, (False, True))],
 )
 def test_images_of_few_tiles(
     monkeypatch: pytest.MonkeyPatch, batch: int, channels: int, length: int, expected: tuple[bool, bool]

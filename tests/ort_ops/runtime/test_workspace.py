@@ -61,7 +61,7 @@ def test_offsets_of_plans_lie_within_their_scratch() -> None:
 GUARDED = """
 import numpy as np
 import tests.ort_ops.guarded as guarded
-from onnx_backprop.ort_ops.convolution.winograd import kernel, tiles, weights
+from onnx_backprop.ort_ops.convolution.winograd import kernel, plan, tiles, weights
 from onnx_backprop.ort_ops.runtime.workspace import workspace
 from tests.property.calls import Call
 
@@ -70,6 +70,7 @@ def smaller(record, **sizes):
     return offsets, total - LESS
 
 tiles.MIN_WORK, tiles.matrix_tiles = 0, lambda: False
+plan.matrix_tiles = tiles.matrix_tiles
 guarded.guard_scratch()
 kernel.workspace = weights.workspace = smaller
 draw = np.random.default_rng(0).standard_normal

@@ -1,29 +1,32 @@
-"""Bands of a gather with one channel per group whose vectors are some channels of a cell. Compiled.
+"""Bands of a gather with one channel per group: a depthwise convolution, or its data gradient. Compiled.
 
     out[n, c, q·S' + r] = Σ_t w[c, t] · in[n, c, q·S + shift(t)]
 
-Data NXC: an item is a block of channels, wide pieces of every cell. float32 is read and written where it lies, other
-types through float32 copies of whole rows. No zeros stand for what lies outside the image: every cell has the list of
-the taps that reach it, and those of a row that all columns of taps reach have one list.
+Data NXC: an item is a block of channels, wide pieces of every cell, which are the vectors. float32 is read and written
+where it lies, other types through float32 copies of whole rows. No zeros stand for what lies outside the image: every
+cell has the list of the taps that reach it, and those of a row that all columns of taps reach have one list.
 
 Data NCX: what a band of a vector of channels reads is turned into cells of channels, with zeros around the image; the
-results are turned back. This pays where rows are short or vectors along them would not be dense: no lane is wasted, all
-phases are written as whole rows.
+results are turned back. No lane is wasted where rows are short, and all phases are written as whole rows. Where
+dense rows are long, an item is a channel, and small square kernels of float32 slide over planes where they lie.
 """
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, store_i64
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.gather import planes
 from onnx_backprop.ort_ops.convolution.gather.pixels import write_transposed
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
 from onnx_backprop.ort_ops.vector.boxes import copy_box_within, dense, dot, reached, read_by, turn_box, within
 from onnx_backprop.ort_ops.vector.pixel_tap_sums import weigh_cells
 from onnx_backprop.ort_ops.vector.registers import fence
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
+from onnx_backprop.ort_ops.vector.stencil import weigh_plane
 
 _BYTES = 4 * VECTOR
+_values = stack(VECTOR)
 
 
 @inner
@@ -91,19 +94,10 @@ def gather_depthwise_cells(call, p, n, block, cell, size, scratch):
                     factors, places = weights + _BYTES * before, shifts + 8 * before
                     operands = (source, 4 * step[2] * stride[2], factors, places, start, entries)
                     _row(p, phase, place, extent[2], target, target_cell, operands, count, aheads)
-                    if kind != F32:
-                        _write(kind, out, at, to[2], results, extent[2], count)
+                    for x in range(extent[2] if kind != F32 else 0):
+                        write_run(kind, out, at + x * to[2], 1, results, x * count, count)
                 before += phase.taps
     fence()
-
-
-@inner
-def _write(kind, out, at, step, results, cells, count):
-    if step == count:
-        write_run(kind, out, at, 1, results, 0, cells * count)
-        return
-    for x in range(cells):
-        write_run(kind, out, at + x * step, 1, results, x * count, count)
 
 
 @inner
@@ -189,3 +183,36 @@ def _entries(p, phase, stride, entries):
     for tap in range(phase.taps):
         store_i64(entries, 2 * tap, 4 * dot(tap_of(p, phase, tap).shift - p.low, stride))
         store_i64(entries, 2 * tap + 1, _BYTES * tap)
+
+
+@inner
+def gather_depthwise(call, p, n, channel, cell, size, scratch):
+    """The only phase, whose steps are one, of a band."""
+    weights, starts = scratch + p.offsets.weights, scratch + p.offsets.shifts
+    phase, kernel = view(par.PhaseRecord, p + p.phase_table), p.stencil
+    low, high, length = p.low, p.high, p.c.source_length
+    in_z, in_y, _ = p.c.source.cells
+    lines, table, zeros = size[1] + kernel - 1, scratch + p.offsets.table, scratch + p.offsets.zeros
+    clear(zeros, 0, size[2] + high[2] - low[2] + VECTOR)
+    data = call.inputs[0] + 4 * planes.image_of(p.c.source, n, channel)
+    at, step = planes.out_at(p, phase, n, channel, cell)
+    out, bias, value = call.output + 4 * at, bias_address(call, p), _values()
+    if bias:
+        bias_of(F32, bias, channel, 1, value)
+    for tap in range(phase.taps):  # in all lanes
+        place = channel * p.c.w_group + planes.tap_of(p, phase, tap).weight
+        scatter_run(p.kind, weights, tap * VECTOR, 1, call.inputs[1], place, 0, VECTOR)
+    for column in range(kernel):
+        store_i64(starts, column, cell[2] + planes.tap_of(p, phase, column).shift[2])
+    for z in range(size[0]):
+        plane = cell[0] + low[0] + z
+        for line in range(lines):
+            y, row = cell[1] + low[1] + line, zeros - 4 * (cell[2] + low[2])
+            if 0 <= plane < length[0] and 0 <= y < length[1]:
+                row = data + 4 * (plane * in_z + y * in_y)
+            store_i64(table, line, row)
+        to = out + 4 * z * step[0]
+        weigh_plane(kernel, to, 4 * step[1], table, starts, weights, size[2], lines, length[2])
+        if bias:
+            for y in range(size[1]):
+                add_to_rows(to + 4 * y * step[1], 0, value, 1, size[2])

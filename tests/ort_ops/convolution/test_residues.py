@@ -1,4 +1,4 @@
-"""Convolutions whose taps all read the cell itself, copied tile by tile: which ones, and that they are right."""
+"""Convolutions whose taps all read the cell itself: kernels of one cell, or as long as their stride."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnx_backprop.opset.core.op import Attributes
-from onnx_backprop.opset.operators.registry import BY_NAME
-from onnx_backprop.ort_ops.compiler.llvm import F32
-from onnx_backprop.ort_ops.convolution.block_sizes import BAND_FLOATS
-from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
-from onnx_backprop.ort_ops.convolution.gather.kernel import PANELS
-from onnx_backprop.ort_ops.convolution.problem import correlation
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
 from tests.ort_ops.planned import without_matrix_tiles
 from tests.support import single_op
 from tests.support.checks import evaluate
@@ -72,27 +64,3 @@ def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> Non
 @pytest.mark.parametrize("case", CASES)
 def test_against_the_reference(rng, case, dtype: str) -> None:
     run_case(case, dtype, rng)
-
-
-def plans(channels: int, kernel: int, stride: int, kind: int = F32, pad: int = 0) -> list[bool]:
-    """Whether a convolution and its data gradient are of this kind; 64 outputs, rows of 56 cells."""
-    case = (2, 1, channels, 64, (56, 56), (kernel, kernel), (stride, stride), (pad, pad), (pad, pad))
-    x, w = (2, channels, 56, 56), (64, channels, kernel, kernel)
-    y = evaluate("Convolution", attributes(case), [np.zeros(x, f32), np.zeros(w, f32)]).shape
-    attrs = Attributes(BY_NAME["Convolution"], attributes(case))
-    c = correlation(attrs, x, y, w, (0, 1, 2, 3), infers=True)
-    both = gather_plan.forward(c, kind), gather_plan.data_gradient(c, kind)
-    return [any(stage is PANELS for stage, _ in plan.stages) for plan in both]
-
-
-def test_which_ones() -> None:
-    assert plans(32, 2, 2) == [1, 1]
-    assert plans(32, 1, 1) == [1, 1]
-    assert plans(32, 1, 1, pad=1) == [1, 1]
-    assert plans(96, 1, 1) == [1, 1]
-    assert plans(96, 1, 2) == [1, 1]
-    channels = BAND_FLOATS // (8 * 4 * COLUMNS)  # of which a tile, four cells, is an eighth of a band
-    assert plans(channels - 1, 2, 2) == [1, 1]
-    assert plans(channels + 1, 2, 2) == [0, 1], "tiles too large for a cache"
-    assert plans(32, 3, 1, pad=1) == [0, 0]
-    assert plans(32, 3, 2) == [0, 0]
