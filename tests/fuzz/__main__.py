@@ -33,8 +33,13 @@ def main() -> int:
         door, path = arguments.replay
         targets.TARGETS[door].call(Path(path))
         return 0
-    bad = sum(_files(group, arguments) for group in targets.GROUPS)
-    return 1 if bad + _calls(arguments) else 0
+    asked = {group: n for group in (*targets.GROUPS, "kernels") if (n := vars(arguments)[group])}
+    if not asked:
+        parser.error("expected a number of cases, as --models 5000")
+    bad = sum(_files(group, arguments) for group in targets.GROUPS) + _calls(arguments)
+    told = ", ".join(f"{n:,} {group}" for group, n in asked.items())
+    print(f"fuzz: seed {arguments.seed}, {told}: {bad} bad")
+    return int(bad > 0)
 
 
 def _files(group: str, arguments: argparse.Namespace) -> int:
