@@ -57,9 +57,9 @@ def git(*words: str) -> str:
 def outcome(target: str, log: str, code: int) -> str:
     """The lines that begin with the target's name, and those in which pytest counts; else the last, as of a failure."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and not line.startswith("make")]
-    own = [line.removeprefix(f"{target}: ") for line in lines if line.startswith(f"{target}: ")]
-    own += [match[1] for line in lines if (match := _PYTEST.fullmatch(line))]
-    last = lines[-1:] if code or not own else []
+    said = {x: match[1] if (match := _PYTEST.fullmatch(x)) else x.removeprefix(f"{target}: ") for x in lines}
+    own = [text for line, text in said.items() if text != line]
+    last = [said[lines[-1]]] if lines and (code or not own) else []
     return "; ".join(dict.fromkeys([*own, *last]))[:400].replace("|", "/")
 
 
