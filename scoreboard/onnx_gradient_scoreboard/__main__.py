@@ -22,6 +22,8 @@ from onnx_gradient_scoreboard.producers import PRODUCERS
 from onnx_gradient_scoreboard.report import write
 from onnx_gradient_scoreboard.runner import ProducerError, Worker, cases, chosen, results
 
+_HELD = {"right", "sentence", "not asked"}
+
 
 def main() -> int:
     """The command."""
@@ -65,9 +67,8 @@ def main() -> int:
     if given.write:
         write(given.results, given.write)
     failed = [name for name, counts in answers.items() if counts is None]
-    failed += [
-        n for n in given.hold if not answers.get(n) or set(answers[n] or ()) - {"right", "sentence", "not asked"}
-    ]
+    held = [] if given.pages else [name for name in given.hold if name in (given.producer or PRODUCERS)]
+    failed += [name for name in held if not answers.get(name) or set(answers[name] or ()) - _HELD]
     total = sum(counts.total() for counts in answers.values() if counts)
     print(
         f"scoreboard: {len(answers)} producers, {total:,} questions; not as it should be: {', '.join(failed) or 'none'}"
