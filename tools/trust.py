@@ -41,7 +41,8 @@ HEAD = """# What was run, on which commit
 
 Written by `make trust`, a row for each target that takes longer than `make test` may: its last run. "passed" is exit
 status 0; the words are the lines of the log that sum it up. "3 older" is a run that many commits before the last one of
-this page, not counting those of pages alone; "changed": files were changed that were not committed.
+this page, not counting those of pages alone; "changed": files were changed that were not committed; "not run": not by
+`make trust` so far.
 
 | Target | Outcome | In its words | Date | Commit | Took | Details |
 |---|---|---|---|---|---|---|
