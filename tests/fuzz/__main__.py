@@ -4,7 +4,7 @@
 --kernels 1000: calls of our operators, most of them wrong, with undeclared shapes (`calls`).
 
 A case is a number: `--seed` and it say which file is changed how, and which door opens it. Each runs in a forked process
-with 10 seconds and 2 GB to itself. What ends otherwise than in an answer or an error of ours is printed, and its file
+with 10 seconds of processor and 2 GB to itself. What ends otherwise than in an answer or an error of ours is printed, and its file
 written into `--keep`; `--replay DOOR FILE` tries one again, in this process.
 """
 
