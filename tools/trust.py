@@ -39,10 +39,9 @@ DETAILS = {
 }
 HEAD = """# What was run, on which commit
 
-Written by `make trust`, a row for each target that takes longer than `make test` may: its last run. "passed" is exit
-status 0; the words are the lines of the log that sum it up. "3 older" is a run that many commits before the last one of
-this page, not counting those of pages alone; "changed": files were changed that were not committed; "not run": not by
-`make trust` so far.
+Written by `make trust`, a row for each target that takes longer than `make test` may: its last run; "not run": not by
+`make trust` so far. "passed" is exit status 0; the words are lines of the log. "3 older" is a run that many commits
+before the last one here, not counting those of pages alone; "changed": files were changed and not committed.
 
 | Target | Outcome | In its words | Date | Commit | Took | Details |
 |---|---|---|---|---|---|---|
@@ -90,7 +89,6 @@ def rows() -> dict[str, list[str]]:
 
 
 def write(known: dict[str, list[str]]) -> None:
-    """The page."""
     lines = []
     for target, details in DETAILS.items():
         row = known.get(target, [f"`make {target}`", "not run", "", "", "", "", details])
@@ -108,13 +106,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make trust", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=DETAILS, default=list(DETAILS), metavar="TARGET")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    targets: list[str] = parser.parse_args(sys.argv[1:end]).only
     failed = 0
-    for target in targets:
+    for target in parser.parse_args(sys.argv[1:end]).only:
         row = run(target, " ".join(sys.argv[end + 1 :]))
         failed += row[1] != "passed"
         write(rows() | {target: row})
-    print(f"trust: {len(targets)} targets, {failed} failed; logs in {LOGS.relative_to(ROOT)}/")
+    print(f"trust: {failed} failed; logs in {LOGS.relative_to(ROOT)}/")
     return int(failed > 0)
 
 
