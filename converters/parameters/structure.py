@@ -153,11 +153,15 @@ def has_integer_weights(graph: ir.Graph) -> bool:
 
 
 def uses_of(value: ir.Value) -> Iterator[Use]:
-    """The nodes that read a value, or what only reshapes, casts or joins it, with the input that does."""
+    """The nodes that read a value, or what only reshapes, casts or joins it, with the input that does.
+
+    A Where of a value or the same, as `hidden_scales` puts before a Resize, hands it on.
+    """
     seen, waiting = {value}, [value]
     while waiting:
         for node, index in waiting.pop().uses():
             passes = is_standard(node, *_JOINING) or (node in HANDS_ON and index == 0)
+            passes |= index > 0 and is_standard(node, "Where") and node.inputs[1] is node.inputs[2]
             if not passes or defined(node, index) is not None:
                 yield node, index
             elif node.outputs[0] not in seen:

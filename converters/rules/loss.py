@@ -30,7 +30,7 @@ def cast_(op: Builder, node: Forward, dy: ir.Value) -> Grads:
         (wide,) = before.inputs
         if wide is not None and wide.dtype == x:
             return wide
-    return op.Cast(dy, to=x)
+    return cast(op, dy, x)
 
 
 @gradient("SoftmaxCrossEntropyLoss", versions=(13,), all_outputs=True)

@@ -22,6 +22,8 @@ from onnx_gradient_scoreboard.producers import PRODUCERS
 from onnx_gradient_scoreboard.report import write
 from onnx_gradient_scoreboard.runner import ProducerError, Worker, cases, chosen, results
 
+_HELD = {"right", "sentence", "not asked"}
+
 
 def main() -> int:
     """The command."""
@@ -36,6 +38,10 @@ def main() -> int:
         "--each", type=int, default=4, metavar="N", help="cases of an operator at most, 0: all; default: 4"
     )
     parser.add_argument("--pages", action="store_true", help="ask nobody: the pages of the results that are there")
+    parser.add_argument(
+        "--hold", action="append", default=[], choices=list(PRODUCERS), metavar="PRODUCER",
+        help="end with 1 unless all that it was asked is right or refused by a sentence",
+    )  # fmt: skip
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="scoreboard.md and scoreboard.html there")
     given = parser.parse_args()
     if given.list:
@@ -56,14 +62,22 @@ def main() -> int:
             workers.append(Worker(producer, python))
     names = given.case or (chosen(given.each) if workers else [])
     with ThreadPoolExecutor(max(1, len(workers))) as pool:
-        list(pool.map(partial(_ask, names=names, folder=None if given.case else given.results), workers))
+        ask = partial(_ask, names=names, folder=None if given.case else given.results)
+        answers = dict(zip((worker.producer.name for worker in workers), pool.map(ask, workers), strict=True))
     if given.write:
         write(given.results, given.write)
-    return 0
+    failed = [name for name, counts in answers.items() if counts is None]
+    held = [] if given.pages else [name for name in given.hold if name in (given.producer or PRODUCERS)]
+    failed += [name for name in held if not answers.get(name) or set(answers[name] or ()) - _HELD]
+    total = sum(counts.total() for counts in answers.values() if counts)
+    print(
+        f"scoreboard: {len(answers)} producers, {total:,} questions; not as it should be: {', '.join(failed) or 'none'}"
+    )
+    return int(bool(failed))
 
 
-def _ask(worker: Worker, names: list[str], folder: Path | None) -> None:
-    """All questions about these cases, into a file of a folder, or printed."""
+def _ask(worker: Worker, names: list[str], folder: Path | None) -> Counter[str] | None:
+    """All questions about these cases, into a file of a folder, or printed; the verdicts, None if it does not start."""
     producer, counts = worker.producer, Counter[str]()
     path = (folder or Path(tempfile.gettempdir())) / f"{producer.name.replace(', ', '-')}.jsonl"
     part = path.with_suffix(f".{os.getpid()}.part")
@@ -84,6 +98,9 @@ def _ask(worker: Worker, names: list[str], folder: Path | None) -> None:
             print(f"{producer.name}: {dict(counts)}", flush=True)
     except ProducerError as e:
         print(e, file=sys.stderr)
+        return None
+    else:
+        return counts
     finally:
         part.unlink(missing_ok=True)
         worker.close()

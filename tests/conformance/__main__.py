@@ -135,10 +135,10 @@ def main() -> int:
             wrong += [what for counts in reports[kernels].values() for what in counts.wrong]
         sections[title] = section(title, reports)
         print(sections[title], flush=True)
-    print("\n".join(f"WRONG: {what}" for what in wrong[:50]))
+    print(*(f"WRONG: {what}" for what in wrong[:50]), sep="\n")
     if set(arguments.kernels) == set(KERNELS):
         write(sections)
-        print(f"written: {PAGE}")
+    print(f"conformance: {len(wrong)} wrong, in {', '.join(sections)}")
     return 1 if wrong else 0
 
 

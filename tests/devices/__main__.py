@@ -60,7 +60,9 @@ def main() -> int:
     if not arguments.only:
         tests = [sys.executable, "-m", "pytest", "-q", "tests/onnx_backprop/providers"]
         wrong += subprocess.run(tests, check=False, cwd=ROOT, env=variables).returncode != 0
-    return 1 if wrong else 0
+    asked = [case.name for case in CASES if not arguments.only or case.name in arguments.only]
+    print(f"devices: {len(asked)} networks on {' and '.join(arguments.devices)}, {wrong} wrong")
+    return 1 if wrong or not asked else 0
 
 
 def _in_a_process(case: Case, device: str, steps: int, variables: dict[str, str]) -> dict[str, Any]:

@@ -85,10 +85,11 @@ def main() -> int:
             for answer in () if options.report else found:
                 print(_line(answer), flush=True)
     counts = Counter(str(answer["verdict"]) for answer in answers)
-    print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     if not options.only:
         write(PAGE, answers, lacking)
-    return 1 if lacking or LEFT & set(counts) else 0
+    print(f"fidelity: {told or 'nothing judged'}; {len(lacking)} of {len(names)} modules lack an answer")
+    return 1 if not counts or lacking or LEFT & set(counts) else 0
 
 
 if __name__ == "__main__":

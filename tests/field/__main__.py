@@ -142,10 +142,11 @@ def main() -> int:
                 f"{source.name} ({variant}): {verdict['verdict']}{more} [{time.monotonic() - start:.0f} s]", flush=True
             )
     counts = Counter(str(verdict["verdict"]) for verdict in found)
-    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    print(f"field: {told or 'nothing judged'}; {len(unmade)} files that other tools did not make")
     if not options.only and not options.variant:
         write(Path("docs/field.md"), found, unmade)
-    return 0 if set(counts) <= {"right", "refused"} else 1
+    return 0 if counts and set(counts) <= {"right", "refused"} else 1
 
 
 if __name__ == "__main__":

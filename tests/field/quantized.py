@@ -248,7 +248,8 @@ def main() -> int:
         head, mark, _ = PAGE.read_text().partition(_MARK)
         assert mark
         PAGE.write_text(head + mark + "\n" + "\n".join(rows) + "\n")
-    return 0
+    print(f"quantized: {len(rows) - 1} files trained as floats and quantised again, every bound held")
+    return int(len(rows) == 1)
 
 
 if __name__ == "__main__":

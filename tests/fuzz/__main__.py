@@ -4,7 +4,7 @@
 --kernels 1000: calls of our operators, most of them wrong, with undeclared shapes (`calls`).
 
 A case is a number: `--seed` and it say which file is changed how, and which door opens it. Each runs in a forked process
-with 10 seconds and 2 GB to itself. What ends otherwise than in an answer or an error of ours is printed, and its file
+with 10 seconds of processor and 2 GB to itself. What ends otherwise than in an answer or an error of ours is printed, and its file
 written into `--keep`; `--replay DOOR FILE` tries one again, in this process.
 """
 
@@ -33,8 +33,13 @@ def main() -> int:
         door, path = arguments.replay
         targets.TARGETS[door].call(Path(path))
         return 0
-    bad = sum(_files(group, arguments) for group in targets.GROUPS)
-    return 1 if bad + _calls(arguments) else 0
+    asked = {group: n for group in (*targets.GROUPS, "kernels") if (n := vars(arguments)[group])}
+    if not asked:
+        parser.error("expected a number of cases, as --models 5000")
+    bad = sum(_files(group, arguments) for group in targets.GROUPS) + _calls(arguments)
+    told = ", ".join(f"{n:,} {group}" for group, n in asked.items())
+    print(f"fuzz: seed {arguments.seed}, {told}: {bad} bad")
+    return int(bad > 0)
 
 
 def _files(group: str, arguments: argparse.Namespace) -> int:

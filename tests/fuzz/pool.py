@@ -14,11 +14,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
-SECONDS = 10.0
+SECONDS = 10.0  # of the processor, which other work may have
+PATIENCE = 20  # times as long by the clock, for what waits
 BYTES = 2 * 2**30
-_STATE = struct.Struct("qd")  # the case that runs, -1 behind the last, and when it began
+_STATE = struct.Struct("qdd")  # the case that runs, when it began, and the processor time of its process then
 _ANSWER = struct.Struct("q200s")
 
 
@@ -38,7 +40,7 @@ def run(cases: range, step: Callable[[int], str], *, seconds: float = SECONDS, s
     first = cases.start
     while first < cases.stop:
         state = mmap.mmap(-1, _STATE.size)
-        state[:] = _STATE.pack(first, time.monotonic())
+        state[:] = _STATE.pack(first, time.monotonic(), 0)
         reading, writing = os.pipe()
         stack = tempfile.TemporaryFile("w+")  # noqa: SIM115 - which a fault of the process is written to
         child = os.fork()
@@ -68,9 +70,10 @@ def run(cases: range, step: Callable[[int], str], *, seconds: float = SECONDS, s
                     first += cases.step
                 break
             else:
-                case, began = _STATE.unpack(state[:])
-                if not ended and case >= 0 and time.monotonic() - began > seconds:
-                    ended = f"slow: more than {seconds:g} s"
+                _, began, used = _STATE.unpack(state[:])
+                waits = time.monotonic() - began > PATIENCE * seconds
+                if not ended and (waits or _processor_time(child) - used > seconds):
+                    ended = f"slow: more than {PATIENCE * seconds if waits else seconds:g} s"
                     os.kill(child, signal.SIGKILL)
                 time.sleep(0.002)
         os.close(reading)
@@ -97,7 +100,7 @@ def _work(cases: range, step: Callable[[int], str], state: mmap.mmap, writing: i
     code = 1
     try:
         for case in cases:
-            state[:] = _STATE.pack(case, time.monotonic())
+            state[:] = _STATE.pack(case, time.monotonic(), time.process_time())
             before = _peak()
             _limit(size)
             what = step(case)
@@ -108,6 +111,12 @@ def _work(cases: range, step: Callable[[int], str], state: mmap.mmap, writing: i
         code = 0
     finally:
         os._exit(code)
+
+
+def _processor_time(process: int) -> float:
+    """Seconds that all threads of a process have had."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _peak() -> int:

@@ -280,7 +280,7 @@ def main() -> None:
         for tiles in (least, 0):  # few of these calls have tiles enough
             winograd_tiles.MIN_WORK = tiles
             counts += check_all([one for n, one in drawn.items() if (n % 4 < 2) == (tiles > 0)])
-    print(dict(counts))
+    print(f"endurance: seed {arguments.seed}, {arguments.calls:,} calls between unreadable pages: {dict(counts)}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import mmap
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,10 +35,11 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, required=True)
     parser.add_argument("--kernels", type=int, default=1, help="of a session")
+    parser.add_argument("--most", type=float, default=math.inf, help="KiB for a kernel; more ends with 1")
     arguments = parser.parse_args()
     w = np.ones((8, 4, 3, 3), np.float32)
     dy, shape = np.ones((1, 8, 5, 5), np.float32), np.zeros(4, np.int32)
@@ -52,9 +55,10 @@ def main() -> None:
             feeds = {"diff_dst": dy, "weights": w, "dst_shape": shape}
             session.run(None, {f"{n}/{name}": v for n in range(arguments.kernels) for name, v in feeds.items()})
         del session
-    grown = (resident() - before) / (arguments.sessions - arguments.sessions // 2) / arguments.kernels
-    print(f"{arguments.sessions} sessions, {grown / 1024:.3f} KiB/kernel")
+    grown = (resident() - before) / (arguments.sessions - arguments.sessions // 2) / arguments.kernels / 1024
+    print(f"endurance: {arguments.sessions:,} sessions, memory grew by {grown:.3f} KiB/kernel")
+    return int(grown > arguments.most)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

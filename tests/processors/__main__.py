@@ -112,7 +112,7 @@ def main() -> None:
             outcome[name] = f"MISSING: {e}"
         except SystemExit as e:
             outcome[name] = f"FAILED: {e}"
-    print("=====", *(f"{name}: {text}" for name, text in outcome.items()), sep="\n")
+    print("processors:", "; ".join(f"{name}: {text}" for name, text in outcome.items()))
     if any(text.startswith(("MISSING", "FAILED")) for text in outcome.values()):
         raise SystemExit(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, checker
 
+from onnx_gradient_scoreboard import __main__ as command
 from onnx_gradient_scoreboard import report, runner
 from onnx_gradient_scoreboard.cases import Case, accepted
 from onnx_gradient_scoreboard.networks import TEXTS, networks
@@ -179,3 +181,24 @@ def test_pages_count_what_was_answered(tmp_path: Path) -> None:
     data = json.loads(html.partition("const D=")[2].partition(";\nconst $=")[0])
     assert data["cases"][1][3] == ["r----", "w----"]
     assert "http" not in html.replace("http-equiv", ""), "it needs nothing else"
+
+
+@pytest.mark.parametrize(
+    ("producer", "counts", "more", "status"),
+    [
+        ("onnx-backprop, native", Counter(right=5, sentence=2), (), 0),
+        ("onnx-backprop, native", Counter(right=5, wrong=1), (), 1),
+        ("onnx-backprop, native", Counter(right=5, badly=1), ("--producer", "tinygrad"), 0),
+        ("tinygrad", Counter(wrong=3), (), 0),
+        ("tinygrad", None, (), 1),
+    ],
+)
+def test_the_status(
+    producer: str, counts: Counter[str] | None, more: tuple[str, ...], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1 where a producer that is held to is wrong, or any does not start; nothing where it was not to be asked."""
+    monkeypatch.setattr(command, "interpreter", lambda *_: Path(sys.executable))
+    monkeypatch.setattr(command, "chosen", lambda _: [])
+    monkeypatch.setattr(command, "_ask", lambda w, **_: counts if w.producer.name == producer else Counter(right=1))
+    monkeypatch.setattr(sys, "argv", ["scoreboard", "--hold", "onnx-backprop, native", *more])
+    assert command.main() == status

@@ -105,17 +105,20 @@ def main() -> int:
     keep: Path = arguments.keep
     keep.mkdir(parents=True, exist_ok=True)
     until, bad = time.monotonic() + 3600 * arguments.hours, 0
+    tried = 0
     numbers = range(arguments.first, arguments.first + arguments.models)
     for answer in pool.run(
         numbers, lambda n: attempt(arguments.seed, n, keep, arguments.only), seconds=SECONDS, size=BYTES
     ):
+        tried += 1
         if answer.what.startswith(pool.BAD):
             bad += 1
             print(f"{arguments.seed} {answer.case}: {answer.what}", flush=True)
         if time.monotonic() > until:
             break
     print(summary(keep / f"{arguments.seed}.jsonl"))
-    return int(bad > 0)
+    print(f"search: seed {arguments.seed}, {tried} models, {bad} with findings")
+    return int(bad > 0 or not tried)
 
 
 if __name__ == "__main__":

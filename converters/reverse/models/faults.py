@@ -14,6 +14,11 @@ A MatMulNBits of accuracy_level 4 packs a constant weight before it knows scales
 and takes what it has then (1.32: its result is zero, or far off). Without the attribute it does neither that nor round.
 Scales in float16 are none either: a session that goes without FuseFp16InitializerToFp32NodeTransformer, as those on
 files in float16 do, reads them through a Cast.
+
+DivMulFusion takes a product with 1/z for a quotient, and reads a Cast or an Identity that CastElimination or
+EliminateIdentity has just taken away: "Node input is not a graph input, initializer, or output of a previous node".
+
+    Mul(Identity(x), Div(1, z)) -> Mul(x, Div(1, z))            a Cast to the type that x has likewise
 """
 
 import onnx_ir as ir
@@ -35,6 +40,10 @@ def avoid_faults(model: ir.Model) -> None:
         if _is_half(node.inputs[2]) or not all(map(_is_constant, node.inputs[2:4])):
             node.attributes.pop("accuracy_level", None)
     nodes = [(graph, node) for graph in graphs for node in graph if not node.domain]
+    for _, node in nodes:
+        if node.op_type == "Mul" and any(x and (div := x.producer()) and is_standard(div, "Div") for x in node.inputs):
+            for n, x in enumerate(node.inputs):
+                node.replace_input_with(n, _before_copies(x))
     transposes = any(node.op_type == "Transpose" for _, node in nodes)
     products = [one for one in nodes if one[1].op_type == "MatMul" and _is_torn(one[1])]
     resizes = [one for one in nodes if transposes and _is_moved_through(one[1])]
@@ -50,6 +59,16 @@ def avoid_faults(model: ir.Model) -> None:
         behind = _behind(graph, node.outputs[0], names, "Reshape")
         behind.resize_inputs(2)
         behind.replace_input_with(1, shape)
+
+
+def _before_copies(value: ir.Value | None) -> ir.Value | None:
+    """What a value is a copy of, by Identity and by Cast to the type that is there."""
+    while value is not None and (node := value.producer()) is not None:
+        source = node.inputs[0] if is_standard(node, "Cast", "Identity") else None
+        if source is None or source.dtype is None or source.dtype != value.dtype:
+            break
+        value = source
+    return value
 
 
 def _is_half(value: ir.Value | None) -> bool:

@@ -39,14 +39,19 @@ def body(
 
 
 def _rank(attrs: Attributes, gradient: Tensor, sizes: Tensor | None) -> int:
-    for given in (gradient.dims, *(attrs[name] for name in LISTS), sizes and sizes.value):
-        if given:  # an empty list stands for its default
-            return len(given)
+    known = {name: given for name in LISTS if (given := attrs[name])}  # an empty list stands for its default
+    known = {"input_gradient": gradient.dims, **known, "input output_sizes": sizes and sizes.value}
+    ranks = {name: len(given) for name, given in known.items() if given}
     count = sizes.dims[0] if sizes is not None and sizes.dims else None
     if isinstance(count, int):
-        return count
+        ranks["input output_sizes"] = count
     if attrs["dimension_count"] is not None:
-        return attrs["dimension_count"]
+        ranks["attribute dimension_count"] = attrs["dimension_count"]
+    if len(set(ranks.values())) > 1:
+        said = ", ".join(f"{name} {rank}" for name, rank in ranks.items())
+        raise ShapeError(f"expected one rank, got that of {said}")
+    if ranks:
+        return next(iter(ranks.values()))
     raise KernelError(
         "a body in standard operators needs to know the rank: the shape of input_gradient, the number of output_sizes, "
         "one non-empty list of attributes or dimension_count must be known"

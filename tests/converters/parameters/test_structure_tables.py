@@ -7,8 +7,9 @@ from functools import cache
 import numpy as np
 import onnx_ir as ir
 import pytest
-from onnx import defs
+from onnx import defs, parser
 
+import onnx_backprop as ob
 from onnx_backprop.converters.parameters import structure
 
 DEFINING = {
@@ -107,6 +108,19 @@ def test_what_hands_numbers_on(op_type: str) -> None:
     assert list(structure.uses_of(x)) == [(reader, 1) if passes or joins else (node, 0)]
     assert list(structure.uses_of(other)) == [(reader, 1) if joins else (node, 1)]
     assert structure.source_of(node.outputs[0]) is (x if passes else node.outputs[0])
+
+
+def test_scales_that_are_hidden_from_inference_are_scales() -> None:
+    """Those that a caller may override, which are something's weight, too: Resize reads them behind a Where."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> g (float[1, 3] x, float[2] scales) => (float[1, 3] y, float[a, b] z)
+        <float[2] scales = {1, 2}, float[3] w = {0.5, -2, 0.25}>
+        { e = Exp (scales) m = ReduceMean <keepdims = 0> (e) s = Mul (x, m) y = Mul (s, w) z = Resize (y, , scales) }"""
+    )
+    with pytest.warns(ob.OnnxBackpropWarning, match="scale of Resize"):
+        graph = ob.training_graph(model, loss="mse", prediction="y")
+    assert list(graph.parameters) == ["w"]
+    assert graph.left_out["scales"] == "scale of Resize"
 
 
 @pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul", "Relu", "Mul"])

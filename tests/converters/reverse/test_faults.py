@@ -130,3 +130,19 @@ def test_a_cubic_resize_between_transposes(optimizer: str | None) -> None:
     assert any(node.op_type == "Reshape" and next(iter(node.input)).startswith("b") for node in graph.model.graph.node)
     (gradient,) = session.run(["pos_grad"], {"x": x, "y_grad": np.ones_like(x)})
     assert np.asarray(gradient).sum() == pytest.approx(x.size, rel=1e-5), "each output's weights sum to 1"
+
+
+@pytest.mark.parametrize("beside", ["Identity (v)", "Cast <to = 11> (v)"])
+def test_a_copy_that_is_multiplied_by_a_reciprocal(beside: str) -> None:
+    """DivMulFusion tears both outputs' parts: y = v · mean x by its gradient, Σ v² / 5, and v / z by itself."""
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (double[N] x, double z, double[3] v) => (double[3] y, double[3] u) '
+        "<double one = {1}, int64[1] axis = {0}> { m = ReduceMean <keepdims = 1> (x, axis) c = Cast <to = 11> (m) "
+        f"y = Mul (c, v) n = {beside} r = Div (one, z) u = Mul (r, n) }}"
+    )
+    derived = ob.backward(model, wrt=["x"], of=["y"])
+    session = onnxruntime.InferenceSession(derived.SerializeToString(), providers=["CPUExecutionProvider"])
+    v = np.array([1.0, 2.0, 3.0])
+    u, dx = session.run(["u", "x_grad"], {"x": np.ones(5), "z": np.array(4.0), "v": v, "y_grad": v})
+    np.testing.assert_allclose(np.asarray(u), v / 4)
+    np.testing.assert_allclose(np.asarray(dx), np.full(5, 14 / 5))

@@ -129,6 +129,16 @@ def test_the_rank_must_be_known_somewhere() -> None:
     assert_right("ResampleGrad", known, [DY, int32s([2, 3, 4])], "nothing")
 
 
+@pytest.mark.parametrize("more", [{"dimension_count": 13}, {"input_pixel_offsets": [0.5, 0.5]}])
+def test_attributes_of_two_ranks_are_refused(more: dict[str, Any]) -> None:
+    """Found by `make fuzz`: with all shapes unknown the body took the first and answered."""
+    model = model_of(
+        "ResampleGrad", RESAMPLE | {"scales": [1.25]} | more, [ones(31), int32s([2])], "nothing", constants=False
+    )
+    with pytest.raises(ob.ShapeError, match=f"expected one rank, got that of scales 1, .*{next(iter(more))}"):
+        ob.use_kernels(model, "onnx")
+
+
 def test_what_cannot_be_allocated_is_refused() -> None:
     """When the body is written; a single length that is too large by the session or the run, never by a crash."""
     for sizes in ([2**40, 2**40], [2**46, 3]):
