@@ -198,7 +198,7 @@ def ship(folder: Path) -> int:
 def _target(*, linked: bool = False) -> llvm.TargetMachine:
     """linked: for code that a linker puts into a library; else for code of a process.
 
-    There LLVM loads ELF on Windows too: llvmlite asks for it on Windows, and here whoever compiles for Windows elsewhere.
+    There LLVM loads ELF on Windows too: llvmlite asks for it on Windows, and this function where Windows is the target.
     """
     elf = "-elf" if "windows" in TRIPLE and os.name != "nt" and not linked else ""
     target = backend().Target.from_triple(TRIPLE + elf)

@@ -79,6 +79,9 @@ def test_what_a_wheel_for_windows_carries_is_what_llvmlite_loads_there() -> None
 
 
 def test_nothing_asks_for_what_windows_has_not() -> None:
-    code = "import os; del os.fork, os.register_at_fork, os.sched_getaffinity\nimport sys; sys.modules['fcntl'] = None\n" + SCRIPT
+    code = (
+        "import os; del os.fork, os.register_at_fork, os.sched_getaffinity\nimport sys; sys.modules['fcntl'] = None\n"
+        + SCRIPT
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
