@@ -20,6 +20,7 @@ from onnx_backprop.opset.core.errors import KernelError, OnnxBackpropError
 from onnx_backprop.opset.core.op import Attribute, Given, Input, Op
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.declared import OPERATORS
+from onnx_backprop.opset.functions.native import SEPARATE_LIBRARY
 from onnx_backprop.opset.functions.numpy import CHECK_DOMAIN, CHECK_OP, NUMBA_DOMAIN, NUMPY_DOMAIN
 from onnx_backprop.opset.functions.protos import ABSENT_INT, ABSENT_SHAPE
 from onnx_backprop.opset.operators.registry import OPS
@@ -232,7 +233,8 @@ def _register_check() -> None:
         c_abi.add_external_custom_op(str(get_library_path()), check)
         PyCustomOpDef.install_hooker(guarded(invoke, _interrupted))
     except (OSError, AttributeError) as e:
-        logger.warning(
+        logger.log(
+            logging.INFO if SEPARATE_LIBRARY else logging.WARNING,  # on Windows no build takes them
             "this build of onnxruntime-extensions takes no native operators (%s); reasons for failed runs of our "
             "operators are logged instead of being part of the exception",
             e,

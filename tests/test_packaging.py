@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from packaging.requirements import Requirement
 from readme_renderer import markdown
 
 from tools.archives import parts, tidy_sdist, tidy_wheel
@@ -138,6 +139,16 @@ def test_one_version_everywhere() -> None:
     citation = (ROOT / "CITATION.cff").read_text("utf-8").splitlines()
     assert f"version: {project()['version']}" in citation
     assert f": {project()['version']}\n" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("system", "oldest"), [("linux", "0.15.2"), ("darwin", "0.15.2"), ("win32", "0.15.0")])
+def test_each_system_asks_for_extensions_that_it_has_wheels_of(system: str, oldest: str) -> None:
+    """The last release with wheels for Windows is 0.15.0; for Python 3.14 there is none."""
+    asked = [Requirement(text) for text in project()["dependencies"] if text.startswith("onnxruntime-extensions")]
+    for version in ("3.11", "3.12", "3.13", "3.14"):
+        there = {"sys_platform": system, "python_version": version}
+        chosen = [one for one in asked if one.marker is None or one.marker.evaluate(there)]
+        assert [one.specifier.contains(oldest) for one in chosen] == [True] * (version != "3.14")
 
 
 @pytest.mark.parametrize("repository", ["", "https://host.example/owner/name"])

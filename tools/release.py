@@ -1,10 +1,11 @@
 """A release as a dry run: all that would be published, built twice into equal bytes, checked, installed and used.
 
-    make release    # python -m tools.release [--pure] [--folder dist]
+    make release    # python -m tools.release [--pure] [--python PATH] [--folder dist]
 
 Nothing is uploaded. In the folder: sdist, wheels, npm's package, a conda recipe, a bill of materials, SHA256SUMS.
 Wheels for Linux and Windows carry machine code of the kernels. The pure wheel, for all others, compiles at first use:
 nobody has seen such machine code run on macOS, and where musl is, onnxruntime-extensions and llvmlite have no wheels.
+Debian's Python stands in where no 3.14 is here, and Windows' runs under wine: `interpreters.py`; --python names others.
 Exit code 1 where a check fails; what cannot be checked on this machine is said.
 """
 
@@ -15,19 +16,23 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.plugin.windows import windows_wheel
+from tests.processors.emulated import MissingError, environment
 from tools.archives import parts, tidy_sdist, tidy_wheel, zipped
+from tools.interpreters import debian, windows
 from tools.links import ROOT, absolute, project
 
 
@@ -56,6 +61,7 @@ def main() -> int:
         prog="python -m tools.release", description="Build and check a release; upload nothing."
     )
     parser.add_argument("--pure", action="store_true", help="no machine code, which takes minutes to compile")
+    parser.add_argument("--python", type=Path, action="append", default=[], help="an interpreter to install into, too")
     parser.add_argument("--folder", type=Path, default=ROOT / "dist", help="is made anew (%(default)s)")
     given = parser.parse_args()
     begun = time.monotonic()
@@ -72,7 +78,7 @@ def main() -> int:
         for name, content in one.items():
             (dist / name).write_bytes(content)
         checked(dist, Path(scratch))
-        used(dist, Path(scratch))
+        used(dist, Path(scratch), given.python)
     sums = "".join(f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n" for p in sorted(dist.iterdir()))
     (dist / "SHA256SUMS").write_text(sums)
     for path in sorted(dist.iterdir()):
@@ -225,6 +231,8 @@ def checked(dist: Path, scratch: Path) -> None:
     rendered = conda.Stage0Recipe.from_file(dist / "recipe.yaml").render(None, conda.RenderConfig())
     assert rendered, "the conda recipe renders to nothing"
     say("rattler-build renders the conda recipe")
+    run(Path(sys.executable).with_name("actionlint"), *sorted((ROOT / ".github" / "workflows").glob("*.yml")))
+    say("actionlint has no word against the workflows")
     for path in wheels:
         objects = {n: c for n, c in parts(path.name, path.read_bytes()) if n.startswith(OBJECTS)}
         if objects:
@@ -253,17 +261,19 @@ def _asked(objects: Mapping[str, bytes], folder: Path) -> str:
     return ", ".join(sorted(asked)) or "nothing"
 
 
-def used(dist: Path, scratch: Path) -> None:
+def used(dist: Path, scratch: Path, given: Sequence[Path] = ()) -> None:
     """Each wheel that runs here in empty environments, and what README says to do first; a bill of materials."""
-    block, command = first_steps()
     (pure,), here = dist.glob("onnx_backprop-*-any.whl"), [*dist.glob(f"onnx_backprop-*{HERE}.whl")]
     (sdist,) = dist.glob("onnx_backprop-*.tar.gz")
     bill = dist / "sbom.cdx.json"
-    for version in PYTHONS:
-        python = _python(version)
-        if python is None:
-            say(f"Python {version} was not found: nothing was installed there")
-            continue
+    asked = "import sys, venv; print('%d.%d' % sys.version_info[:2])"
+    pythons = [(run(python, "-c", asked).strip(), python) for python in given]
+    for version in (version for version in PYTHONS if version not in dict(pythons)):
+        try:
+            pythons.append((version, _python(version) or debian(version, ROOT / "build" / f"python{version}")))
+        except MissingError as e:
+            say(f"Python {version} was not found: nothing was installed there. {str(e).splitlines()[0]}")
+    for version, python in sorted(pythons):
         folder = scratch / f"python-{version}"
         run(python, "-m", "venv", folder)
         installed = folder / "bin" / "python"
@@ -275,12 +285,9 @@ def used(dist: Path, scratch: Path) -> None:
             place, ready = Path(tempfile.mkdtemp(dir=scratch)), time.monotonic()
             variables = {"PYTHONPATH": "", "NUMBA_CACHE_DIR": str(place / "cache")}
             variables["PATH"] = f"{folder / 'bin'}:{os.environ['PATH']}"
-            run(installed, "-c", block, cwd=place, **variables)
-            run("bash", "-euc", command, cwd=place, **variables)
-            assert (place / "tuned.onnx").is_file()
-            compiled = len([*place.rglob("cache/**/*.o")])
+            done = _first_steps([installed], place, variables)
             took = f"installed in {ready - begun:.0f} s, README's steps in {time.monotonic() - ready:.0f} s"
-            say(f"Python {version}, {archive.name}: {took}, {compiled} functions compiled")
+            say(f"Python {version}, {archive.name}: {took}, {done}")
         for other in {*dist.glob("*.whl")} - {*dist.glob("onnx_backprop-*")}:
             run(*install, other, cwd=scratch, PYTHONPATH="")
             run(installed, "-m", other.name.partition("-")[0], "--help", cwd=scratch, PYTHONPATH="")
@@ -298,9 +305,13 @@ def used(dist: Path, scratch: Path) -> None:
                 if one["ref"] not in of_venv
             ]
             bill.write_text(json.dumps(listed, indent=2) + "\n")
+            validator, schema = (import_module(f"cyclonedx.{name}") for name in ("validation.json", "schema"))
+            wrong = validator.JsonStrictValidator(schema.SchemaVersion.from_version(listed["specVersion"]))
+            if error := wrong.validate_str(bill.read_text()):
+                raise SystemExit(f"sbom.cdx.json breaks CycloneDX's schema: {error}")
             say(f"sbom.cdx.json: {len(listed['components'])} packages, those that pip installs here today")
         shutil.rmtree(folder)
-    _emulated(dist, scratch, block)
+    _emulated(dist, scratch)
 
 
 def first_steps() -> tuple[str, str]:
@@ -313,6 +324,15 @@ def first_steps() -> tuple[str, str]:
     return block, command
 
 
+def _first_steps(python: Sequence[str | Path], place: Path, variables: Mapping[str, str]) -> str:
+    """README's first steps, in a folder of their own; what they ran on."""
+    block, command = first_steps()
+    route = run(*python, "-c", block + "\nprint(trainer.kernels)", cwd=place, **variables).split()[-1]
+    run(*python, "-m", *shlex.split(command.replace("onnx-backprop", "onnx_backprop", 1)), cwd=place, **variables)
+    assert (place / "tuned.onnx").is_file()
+    return f'kernels="{route}", {len([*place.rglob("cache/**/*.o")])} functions compiled'
+
+
 def _python(version: str) -> Path | None:
     """An interpreter, on the PATH or of pyenv."""
     candidates = [*Path.home().glob(f".pyenv/versions/{version}*/bin/python"), shutil.which(f"python{version}")]
@@ -320,10 +340,8 @@ def _python(version: str) -> Path | None:
     return next((Path(candidate) for candidate, answer in asked if answer.returncode == 0), None)
 
 
-def _emulated(dist: Path, scratch: Path, block: str) -> None:
-    """The wheels of other systems, as far as these are here: Debian's Python for arm64, Windows' libraries."""
-    from tests.plugin.windows import windows_wheel
-    from tests.processors.emulated import MissingError, environment
+def _emulated(dist: Path, scratch: Path) -> None:
+    """The wheels of other systems, as far as these are here: Debian's Python for arm64, Windows' under wine."""
 
     def unpacked(platform: str) -> Path | None:
         for path in dist.glob(f"onnx_backprop-*{platform}.whl"):
@@ -340,12 +358,19 @@ def _emulated(dist: Path, scratch: Path, block: str) -> None:
         else:
             place = Path(tempfile.mkdtemp(dir=scratch))
             variables = {"PYTHONPATH": f"{site}:{variables['PYTHONPATH']}", "NUMBA_CACHE_DIR": str(place / "cache")}
-            run(*command, "-c", block, cwd=place, **variables)
-            say(f"aarch64 under qemu: README's block, {len([*place.rglob('cache/**/*.o')])} functions compiled")
+            say(f"aarch64 under qemu: README's steps, {_first_steps(command, place, variables)}")
     if site := unpacked("win_amd64"):
         for level in PLATFORMS["win_amd64"].levels:
             say(windows_wheel(scratch / "windows", site / OBJECTS, level))
-    say("not used, since nothing runs them here: Python on Windows, macOS, musl")
+        try:
+            command, packages, variables = windows(ROOT / "build" / "python-windows")
+        except MissingError as e:
+            say(f"the wheel for Windows was not used in Python: {e}")
+        else:
+            place = Path(tempfile.mkdtemp(dir=scratch))
+            variables |= {"PYTHONPATH": f"Z:{site};Z:{packages}", "NUMBA_CACHE_DIR": f"Z:{place}/cache"}
+            say(f"Python 3.13 for Windows under wine: README's steps, {_first_steps(command, place, variables)}")
+    say("not used, since nothing runs them here: macOS, musl")
 
 
 if __name__ == "__main__":

@@ -196,8 +196,12 @@ def ship(folder: Path) -> int:
 
 @cache
 def _target(*, linked: bool = False) -> llvm.TargetMachine:
-    """linked: for code that a linker puts into a library; else for code of this process."""
-    target = backend().Target.from_triple(TRIPLE)
+    """linked: for code that a linker puts into a library; else for code of a process.
+
+    There LLVM loads ELF on Windows too: llvmlite asks for it on Windows, and this function where Windows is the target.
+    """
+    elf = "-elf" if "windows" in TRIPLE and os.name != "nt" and not linked else ""
+    target = backend().Target.from_triple(TRIPLE + elf)
     if linked:
         return target.create_target_machine(cpu=PROCESSOR, features=FEATURES, opt=3, reloc="pic", codemodel="small")
     reloc = "static" if TRIPLE.startswith("x86_64") else "default"

@@ -87,7 +87,8 @@ asked_for: ContextVar[dict[tuple[object, ...], dict[Key, None]] | None] = Contex
 
 # Held for a few instructions. A fork waits for it, or the child would find it held by a thread that it does not have.
 _lock = threading.Lock()
-os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 # Equal specs share a number, so that creating the same session again takes no memory.
 _specs: list[_Spec] = []

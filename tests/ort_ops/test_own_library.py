@@ -61,3 +61,27 @@ def test_an_installation_without_it_says_so(tmp_path: Path) -> None:
     environment = {**os.environ, OPERATORS_VARIABLE: str(tmp_path / "operators.dll")}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == f"this installation has no {tmp_path / 'operators.dll'}. The wheel for Windows does"
+
+
+def test_what_a_wheel_for_windows_carries_is_what_llvmlite_loads_there() -> None:
+    """llvmlite asks LLVM for ELF in a process on Windows; one that has loaded COFF ends at the next function."""
+    code = (
+        "from onnx_backprop.ort_ops.compiler.objects import _target, backend\n"
+        "module = backend().parse_assembly('define void @f() { ret void }')\n"
+        "print(*(_target(linked=linked).emit_object(module)[:4].hex() for linked in (False, True)))"
+    )
+    environment = {**os.environ, "ONNX_BACKPROP_TRIPLE": "x86_64-pc-windows-msvc", "NUMBA_CPU_NAME": "x86-64-v3"}
+    environment["NUMBA_CPU_FEATURES"] = ""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    in_process, for_a_linker = done.stdout.split()
+    assert in_process == b"\x7fELF".hex()
+    assert for_a_linker.startswith("6486"), "COFF for x86-64"
+
+
+def test_nothing_asks_for_what_windows_has_not() -> None:
+    code = (
+        "import os; del os.fork, os.register_at_fork, os.sched_getaffinity\nimport sys; sys.modules['fcntl'] = None\n"
+        + SCRIPT
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

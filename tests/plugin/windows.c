@@ -10,7 +10,7 @@
 
 typedef void *(*function)();
 enum { STRUCT_VERSION = 17, CREATE_OPTIONS = 10, DIGEST = 32 };  // DIGEST: bytes in front of an object's
-#define TRIPLE "x86_64-pc-windows-msvc"
+#define TRIPLE "x86_64-pc-windows-msvc-elf"  // as llvmlite asks for on Windows
 
 static void *there(void *thing, const char *what) {
   if (!thing) printf("no %s\n", what), exit(1);

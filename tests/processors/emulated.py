@@ -56,9 +56,9 @@ def require_tools() -> None:
 
 
 class Apt:
-    """Packages of one architecture, by lists of its own."""
+    """Packages of one architecture, by lists of its own; of this system's suite, or of another one."""
 
-    def __init__(self, folder: Path, architecture: str) -> None:
+    def __init__(self, folder: Path, architecture: str, suite: str = "") -> None:
         for name in ("lists/partial", "archives/partial"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / "status").write_text("")  # nothing is installed
@@ -73,6 +73,9 @@ class Apt:
             "Dir::Cache": folder,
             "Debug::NoLocking": 1,
         }
+        if suite:
+            (folder / "sources.list").write_text(f"deb http://deb.debian.org/debian {suite} main\n")
+            settings |= {"Dir::Etc::sourcelist": folder / "sources.list", "Dir::Etc::sourceparts": "-"}
         self._options = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
         self("update")
 

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from onnx import ModelProto
@@ -26,12 +27,15 @@ class _Failure:
         self._words, self._seconds, self._path = words, seconds, folder / "model.onnx"
         self._command = [part.replace(_MODEL, str(self._path)) for part in shlex.split(text)]
         self._wanted: tuple[int, str] | None = None
+        self.others: Counter[str] = Counter()  # last lines of other failures
 
     def __call__(self, model: ModelProto) -> bool:
         save_model(model, self._path)
         outcome = self._outcome()
         if self._wanted is None and outcome[0]:
             self._wanted = outcome
+        elif outcome[0] and outcome != self._wanted:
+            self.others[outcome[1]] += 1
         return outcome == self._wanted
 
     def _outcome(self) -> tuple[int, str]:
@@ -61,6 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
         fails = _Failure(arguments.failing, arguments.words, Path(folder), arguments.seconds)
         small = reduce(arguments.model, fails, progress=lambda count: say(arguments, f"{count} nodes"))
     save_model(small, arguments.output)
+    for line, count in fails.others.most_common(1):
+        say(
+            arguments, f"{sum(fails.others.values())} parts failed otherwise and were not kept, {count} of them: {line}"
+        )
     say(arguments, f"written: {arguments.output}, {len(small.graph.node)} nodes with which the command fails alike")
     return 0
 
@@ -76,7 +84,7 @@ COMMAND = Command(
             "--failing",
             metavar="COMMAND",
             required=True,
-            help="the failing command, with {} for the model, as 'onnx-backprop explain {}'",
+            help="the failing command, with {} for the model, as 'onnx-backprop convert {} -o t.onnx --force'",
         ),
         argument(
             "--words", help="text that its output must contain (default: its last line, except for names and numbers)"
