@@ -39,9 +39,9 @@ DETAILS = {
 }
 HEAD = """# What was run, on which commit
 
-The last run of each target that takes longer than `make test` may. `make trust` writes this page. "Not run" means not yet run by
-it; "passed" is exit status 0; "3 older" means three commits before the newest, not counting commits to pages alone; "changed"
-means with uncommitted changes.
+The last run of each target that takes longer than `make test` may. `make trust` writes this page. "Not run" means not
+yet run by it; "passed" is exit status 0; "3 older" means three commits before the newest, not counting commits to pages
+alone; "changed" means with uncommitted changes.
 
 | Target | Outcome | Summary | Date | Commit | Took | Details |
 |---|---|---|---|---|---|---|
