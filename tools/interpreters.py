@@ -83,7 +83,12 @@ def windows(folder: Path) -> tuple[list[str], Path, dict[str, str]]:
         asked = [f"{one.name}{one.specifier}" for one in asked if not one.marker or one.marker.evaluate(there)]
         run("pip", [*_PIP, "install", *given, "--target", str(site), *asked, "numpy==2.2.1", "colorama"])
         (folder / "made").touch()
-    variables = {"WINEPREFIX": str(folder / "prefix"), "WINEDEBUG": "-all", "PYTHONDONTWRITEBYTECODE": ""}
+    variables = {
+        "WINEPREFIX": str(folder / "prefix"),
+        "WINEDEBUG": "-all",
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONUTF8": "1",
+    }
     return [wine(), str(python / "python.exe")], site, variables
 
 
