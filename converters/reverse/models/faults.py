@@ -18,7 +18,9 @@ files in float16 do, reads them through a Cast.
 DivMulFusion takes a product with 1/z for a quotient, and reads a Cast or an Identity that CastElimination or
 EliminateIdentity has just taken away: "Node input is not a graph input, initializer, or output of a previous node".
 
-    Mul(Identity(x), Div(1, z)) -> Mul(x, Div(1, z))            a Cast to the type that x has likewise
+    Mul(Identity(x), Div(1, z)) -> Mul(Identity(x), Identity(Div(1, z)))        beside a Cast to the type of x likewise
+
+The copy stays, since a later derivative may stop at it, or be taken by it.
 """
 
 import onnx_ir as ir
@@ -40,16 +42,19 @@ def avoid_faults(model: ir.Model) -> None:
         if _is_half(node.inputs[2]) or not all(map(_is_constant, node.inputs[2:4])):
             node.attributes.pop("accuracy_level", None)
     nodes = [(graph, node) for graph in graphs for node in graph if not node.domain]
-    for _, node in nodes:
-        if node.op_type == "Mul" and any(x and (div := x.producer()) and is_standard(div, "Div") for x in node.inputs):
-            for n, x in enumerate(node.inputs):
-                node.replace_input_with(n, _before_copies(x))
+    quotients = [(graph, node) for graph, node in nodes if node.op_type == "Mul" and any(map(_is_copy, node.inputs))]
     transposes = any(node.op_type == "Transpose" for _, node in nodes)
     products = [one for one in nodes if one[1].op_type == "MatMul" and _is_torn(one[1])]
     resizes = [one for one in nodes if transposes and _is_moved_through(one[1])]
-    if not products and not resizes:
+    if not products and not resizes and not quotients:
         return
     names = used_names(model.graph)
+    for graph, node in quotients:
+        op = Builder(names)
+        for n, x in enumerate(node.inputs):
+            if x is not None and (div := x.producer()) is not None and is_standard(div, "Div"):
+                node.replace_input_with(n, op.Identity(x))
+        graph.insert_before(node, op.nodes)
     for graph, node in products:
         _rewrite_product(graph, node, Builder(names), names)
     for graph, node in resizes:
@@ -61,14 +66,13 @@ def avoid_faults(model: ir.Model) -> None:
         behind.replace_input_with(1, shape)
 
 
-def _before_copies(value: ir.Value | None) -> ir.Value | None:
-    """What a value is a copy of, by Identity and by Cast to the type that is there."""
-    while value is not None and (node := value.producer()) is not None:
-        source = node.inputs[0] if is_standard(node, "Cast", "Identity") else None
-        if source is None or source.dtype is None or source.dtype != value.dtype:
-            break
-        value = source
-    return value
+def _is_copy(value: ir.Value | None) -> bool:
+    """Whether a value is another's copy, by Identity or by a Cast to the type that is there."""
+    node = None if value is None else value.producer()
+    if node is None or not is_standard(node, "Cast", "Identity"):
+        return False
+    source = node.inputs[0]
+    return node.op_type == "Identity" or (source is not None and source.dtype in (None, node.outputs[0].dtype))
 
 
 def _is_half(value: ir.Value | None) -> bool:

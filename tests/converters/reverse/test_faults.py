@@ -146,3 +146,19 @@ def test_a_copy_that_is_multiplied_by_a_reciprocal(beside: str) -> None:
     u, dx = session.run(["u", "x_grad"], {"x": np.ones(5), "z": np.array(4.0), "v": v, "y_grad": v})
     np.testing.assert_allclose(np.asarray(u), v / 4)
     np.testing.assert_allclose(np.asarray(dx), np.full(5, 14 / 5))
+
+
+def test_a_copy_that_is_multiplied_by_a_reciprocal_stays() -> None:
+    """Of a result that is differentiated again: dx of y = stop(sin x) / z · x is sin x / z, and dv is 1 / z · x."""
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (double[3] x, double z) => (double[3] y) <double one = {1}> '
+        "{ s = Sin (x) v = Identity (s) r = Div (one, z) p = Mul (v, r) y = Mul (p, x) }"
+    )
+    x, z, seed = np.array([0.5, 1.0, 2.0]), np.array(4.0), np.ones(3)
+    once = ob.backward(model, wrt=["x"], of=["y"], stop=["v"])
+    for again in (ob.backward(once, wrt=["x"], of=["y"]), ob.backward(once, wrt=["v"], of=["y"])):
+        session = onnxruntime.InferenceSession(again.SerializeToString(), providers=["CPUExecutionProvider"])
+        feeds = {value.name: seed for value in session.get_inputs()} | {"x": x, "z": z}
+        result = again.graph.output[-1].name
+        expected = x / z if result == "v_grad" else np.sin(x) / z
+        np.testing.assert_allclose(np.asarray(session.run([result], feeds)[0]), expected, err_msg=result)
