@@ -85,7 +85,7 @@ class _Expander:
         try:
             results = expansion(composer)
             if results is None:
-                composer.check_all_asked(1)
+                composer.check_all_asked(len(node.output) if is_standard(node) else 1)
                 return None
             nodes = composer.replace([results] if isinstance(results, str) else results)
         except UnsupportedError as e:
