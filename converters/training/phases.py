@@ -41,7 +41,7 @@ from onnx_backprop.converters.training.rewrites.precision import Rounding
 from onnx_backprop.converters.training.rewrites.sums import stage_sums
 from onnx_backprop.converters.training.sharing import describe_shared, shared, tie, untie
 from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
-from onnx_backprop.converters.training.stops.biases import stop_second_biases
+from onnx_backprop.converters.training.stops.biases import stop_second_biases, warn_of_second_biases
 from onnx_backprop.converters.training.stops.estimators import describe as describe_estimators
 from onnx_backprop.converters.training.stops.estimators import stop_estimators
 from onnx_backprop.converters.training.stops.padding import stop_padding, warn_of_padding
@@ -178,8 +178,7 @@ class TrainingDraft(Draft):
         path = find_path(graph, [loss], floats)
         choice = choose(graph, [v for v in floats if v in path.active], loss)
         padding = stop_padding(graph)
-        if sentence := stop_second_biases(graph):
-            warn(sentence)
+        biases = stop_second_biases(graph)
         left_out = {str(v.name): what for v, what in choice.left_out.items()}
         reached = [str(v.name) for v in floats if v in path.active and v.name not in left_out]
         names = aliases(graph.initializers.values())
@@ -191,6 +190,7 @@ class TrainingDraft(Draft):
             if sentence := partly_frozen(graph, frozen, requested.frozen or ()):
                 warn(sentence)
             warn_of_padding(padding, [str(value.name) for value in trained])
+            warn_of_second_biases(biases, [str(value.name) for value in trained])
             doubtful = {str(v.name): why for v, why in choice.doubtful.items() if v.name not in frozen}
             return TrainableChoice(None, without, [name for name in reached if name in frozen], left_out, doubtful)
         if not trainable:
@@ -205,6 +205,7 @@ class TrainingDraft(Draft):
         if not chosen:
             raise InvalidArgumentError("frozen leaves nothing of what it chooses", argument="trainable")
         warn_of_padding(padding, chosen)
+        warn_of_second_biases(biases, chosen)
         left_out = {name: what for name, what in left_out.items() if name not in chosen}
         return TrainableChoice(chosen, without, [name for name in reached if name not in chosen], left_out)
 

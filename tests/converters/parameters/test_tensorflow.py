@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from onnx import ModelProto, helper, numpy_helper, parser
@@ -73,13 +75,15 @@ def test_what_tensorflow_has_computed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the second biases")
-@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+@pytest.mark.parametrize(
+    ("op", "gates", "more"), [("LSTM", 4, ""), ("GRU", 3, ""), ("RNN", 1, ""), ("GRU", 3, ", linear_before_reset = 1")]
+)
 @pytest.mark.parametrize("zeros", [True, False])
-def test_layers_with_one_bias(op: str, gates: int, zeros: bool) -> None:
-    """The second half of B gets no gradient where it is zeros; the first has its own."""
+def test_layers_with_one_bias(op: str, gates: int, more: str, zeros: bool) -> None:
+    """The second half of B gets no gradient where it is zeros; the first has its own. Keras' GRU has both biases."""
     model = parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 15]> g (float[3, 2, 5] x) => (float[1, 2, 4] y) '
-        f"{{ ys, y = {op}<hidden_size = 4>(x, w, r, b) }}"
+        f"{{ ys, y = {op}<hidden_size = 4{more}>(x, w, r, b) }}"
     )
     shapes = {"W__1": (1, gates * 4, 5), "R__2": (1, gates * 4, 4), "B0__3": (1, gates * 8)}
     arrays = {n: RNG.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
@@ -88,7 +92,12 @@ def test_layers_with_one_bias(op: str, gates: int, zeros: bool) -> None:
     model.graph.node[0].input[1:] = list(arrays)
     model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
     _, said = told_of(model)
+    zeros &= not more
     assert ("the second biases in 'B0__3' are zeros" in said) is zeros
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ob.training_graph(model, loss="mse", frozen=["B*"])
+    assert not any("second bias" in str(w.message) for w in caught)
     trainer = ob.Trainer(ob.training_graph(model, loss="mse", optimizer="sgd"), learning_rate=1.0)
     x, target = RNG.standard_normal((3, 2, 5)).astype(np.float32), np.zeros((1, 2, 4), np.float32)
     trainer.step(x=x, target=target)
