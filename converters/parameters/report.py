@@ -51,12 +51,13 @@ def warn_of(
 
     frozen: what the caller has left out. share: whether it is said that a small part of the file is trained.
     """
+    known = {*trained, *(value for value in graph.initializers.values() if value.name in frozen)}
     sentences = [
         doubts(choice, frozen),
         missing(graph),
         detached(graph),
         unsmoothed(graph),
-        unbiased(graph, trained),
+        unbiased(graph, trained, known),
         dropped(graph, trained),
         computed(graph),
         separated(graph, trained),
@@ -130,8 +131,11 @@ def unsmoothed(graph: ir.Graph) -> str:
     )
 
 
-def unbiased(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
-    """What has no bias, or no scale, beside others that have one, in a file of torch that a tool has changed."""
+def unbiased(graph: ir.Graph, trained: Collection[ir.Value], known: Collection[ir.Value]) -> str:
+    """What has no bias, or no scale, beside others that have one, in a file of torch that a tool has changed.
+
+    known: what is trained or frozen.
+    """
     if SIGNATURE in graph.metadata_props:  # by which they are restored
         return ""
     changed = any(_OF_TOOL.match(name) for name in graph.initializers)  # TorchScript's own files keep them
@@ -140,7 +144,7 @@ def unbiased(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
         after = [reader for reader, _ in node.outputs[0].uses()]
         if is_standard(node, "InstanceNormalization") and module_of(node):  # as of GroupNorm, whose scale comes behind
             behind = [reader for reader, _ in uses_of(node.outputs[0]) if is_standard(reader, "Mul")]
-            lacks = not behind and node.inputs[1] not in trained
+            lacks = not behind and node.inputs[1] not in known
             lacking[False] += [f"the normalisation of {module_of(node)!r}"] if lacks else []
             continue
         weight = node.inputs[1] if is_standard(node, *BIASED, "MatMul") else None
@@ -148,7 +152,7 @@ def unbiased(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
         if weight is None or weight not in trained or origin_of(weight).kind not in (NAMED, FOLDED) or normalised:
             continue
         changed |= not (node.name or "").startswith("/")
-        added = [x for reader in after if is_standard(reader, "Add") for x in reader.inputs if x in trained]
+        added = [x for reader in after if is_standard(reader, "Add") for x in reader.inputs if x in known]
         lacking[bool(node.inputs[2:] and node.inputs[2] is not None) or bool(added)].append(shown(weight))
     if not (changed and lacking[False] and lacking[True]):
         return ""
@@ -168,17 +172,26 @@ def dropped(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
         product = is_standard(node, *BIASED, "MatMul") and node.inputs[1] in trained
         if not product or (len(node.inputs) > 2 and node.inputs[2] is not None):
             continue
-        after = [reader for reader, _ in uses_of(node.outputs[0])]
-        shifts = [r for r in after if is_standard(r, "Add") and any(source_of(x) in trained for x in r.inputs)]
-        if not shifts and not any(is_standard(reader, "BatchNormalization") for reader in after):
+        if not _is_shifted(node.outputs[0]):
             lacking.append(repr(node.name or node.outputs[0].name))
     if not lacking:
         return ""
     return (
-        f"the file has no bias for {_listed(lacking)}. tf2onnx, which Keras exports by, takes away what adds zeros or "
-        "multiplies by ones, as biases, shifts and scales begin: then the layers train them. Export after a step of "
-        "training, or let them begin with other numbers"
+        f"the file has no bias for {_listed(lacking)}. tf2onnx, Keras' exporter, leaves out additions of zeros and "
+        "products with ones, so biases and scales that still have their initial values are missing, and this training "
+        "goes without them. If these layers have some, export after a step of training, or initialise them otherwise"
     )
+
+
+def _is_shifted(value: ir.Value) -> bool:
+    """Whether a tensor of the file is added to a value, at once or behind a scale, as by BatchNormalization."""
+    for node, _ in uses_of(value):
+        if is_standard(node, "BatchNormalization"):
+            return True
+        stored = any((x := source_of(given)) is not None and x.is_initializer() for given in node.inputs)
+        if stored and (is_standard(node, "Add") or (is_standard(node, "Mul") and _is_shifted(node.outputs[0]))):
+            return True
+    return False
 
 
 def computed(graph: ir.Graph) -> str:

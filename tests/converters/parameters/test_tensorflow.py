@@ -55,6 +55,19 @@ def test_biases_of_zeros_are_gone(first: bool, second: bool, lacking: str) -> No
     assert lacking or not said
 
 
+def test_biases_that_are_frozen_or_behind_a_scale_are_there() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ob.training_graph(dense(first=True, second=True), loss="mse", frozen=["*BiasAdd*"])
+    scale, shift = "net/bn_1/mul/ReadVariableOp:0", "net/bn_1/sub/ReadVariableOp:0"
+    nodes = [
+        ("MatMul", ["x", KERNEL], "net/dense_1/MatMul:0"),
+        ("Mul", ["net/dense_1/MatMul:0", scale], "net/bn_1/mul_1:0"),
+        ("Add", ["net/bn_1/mul_1:0", shift], "Identity:0"),
+    ]
+    assert "no bias" not in told_of(file(nodes, {KERNEL: (6, 3), scale: (3,), shift: (3,)}))[1]
+
+
 def test_what_tensorflow_has_computed() -> None:
     """A variable is sure where an operator has a weight; what is scaled by may be anything."""
     scale, shift, gain = "net/bn_1/batchnorm/mul:0", "net/bn_1/batchnorm/sub:0", "net/scale_1/mul/ReadVariableOp:0"

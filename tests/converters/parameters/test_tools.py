@@ -152,6 +152,16 @@ def test_biases_that_a_tool_may_have_taken_away(nodes: dict[str, str], said: boo
     assert ("no bias for 'a.weight'. " in text) is (said and bias)
 
 
+def test_a_bias_that_is_frozen_is_there() -> None:
+    body = "h = MatMul(x, u) a = Add(h, d) t = Tanh(a) y = Gemm(t, v, c)"
+    file = scripted(body, {"u": M, "d": M[1], "v": N, "c": M[0]}, {"h": "MatMul_7", "y": "Gemm_9"})
+    file = renamed(file, {"u": "a.weight", "d": "a.bias", "v": "b.weight", "c": "b.bias"})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ob.training_graph(file, loss="mse", frozen=["a.bias"])
+    assert not any("no bias" in str(w.message) for w in caught)
+
+
 @pytest.mark.parametrize("lengths", ["_v_3", "/n/Constant_output_0"])
 def test_a_group_norm_whose_ones_and_zeros_a_tool_has_taken_away(lengths: str) -> None:
     body = "a = Gemm(x, u, c) r = Reshape(a, one) n = InstanceNormalization(r, s, b) y = Reshape(n, two)"
