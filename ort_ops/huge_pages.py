@@ -8,9 +8,9 @@ ONNX_BACKPROP_HUGE_PAGES=0 leaves it out, as a system does that has none, or is 
 from __future__ import annotations
 
 import ctypes
-import errno
 import mmap
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import count
@@ -25,6 +25,7 @@ _FOLDER = Path("/sys/kernel/mm/transparent_hugepage")
 _MAPS, _PAGES = Path("/proc/self/maps"), Path("/proc/self/pagemap")
 _PAGE = mmap.PAGESIZE
 _HUGEPAGE, _COLLAPSE = 14, 25  # MADV_…; before 6.1 Linux has the first alone, and does it later, by itself
+_PIECE = 512  # blocks whose pages are read at once
 _OURS_ALONE = 0x81  # bits 63 and 56 of the entry of a page in memory that no other process has, as a forked one would
 
 
@@ -58,8 +59,11 @@ class HugePages:
     """For memory that is mapped from here on, by whomever: of what was there before, a process may have much more."""
 
     def __init__(self) -> None:
-        self._before = [ends for ends, name in _mapped() if name != "[heap]"] if block_bytes() else None
+        self._before: list[tuple[int, int]] | None = None
         self._runs = count(1)
+        if block_bytes():
+            with suppress(OSError, ValueError):
+                self._before = [ends for ends, name in _mapped() if name != b"[heap]"]
 
     def about_to_run(self) -> None:
         """A run is to begin; before some of them, pages are put together."""
@@ -69,30 +73,43 @@ class HugePages:
 
     def collapse(self) -> int:
         """Put the pages of full blocks together; how many blocks are full."""
-        size, found = block_bytes(), 0
-        begins, ends = np.array([(0, 0), *(self._before or ())]).T
+        size, full = block_bytes(), 0
+        # of length 0, it says whether Linux has it; it does not undo what somebody has asked for a range, as the other
+        advice = _HUGEPAGE if _madvise()(None, 0, _COLLAPSE) else _COLLAPSE
         with _PAGES.open("rb", buffering=0) as pages:
-            for (begin, end), _ in _mapped():
-                blocks = np.arange(-(-begin // size) * size, end - size + 1, size)
-                if not blocks.size:
-                    continue
-                entries = os.pread(pages.fileno(), 8 * (blocks.size * size // _PAGE), 8 * (int(blocks[0]) // _PAGE))
-                full = (np.frombuffer(entries, np.uint8)[7::8] & _OURS_ALONE == _OURS_ALONE).reshape(blocks.size, -1)
-                taken = full.all(1) & (ends[np.searchsorted(begins, blocks + size) - 1] <= blocks)
-                edges = np.flatnonzero(np.diff(taken, prepend=False, append=False)).reshape(-1, 2)
-                for first, last in (blocks[0] + size * edges).tolist():
-                    if _madvise()(first, last - first, _COLLAPSE) and ctypes.get_errno() == errno.EINVAL:
-                        _madvise()(first, last - first, _HUGEPAGE)
-                    found += (last - first) // size
-        return found
+            for blocks in self._new_blocks():
+                begin, entries = int(blocks[0]), size // _PAGE
+                read = os.pread(pages.fileno(), 8 * entries * blocks.size, 8 * (begin // _PAGE))
+                flags = np.frombuffer(read, np.uint8)[7::8] & _OURS_ALONE
+                is_full = (flags == _OURS_ALONE).reshape(-1, entries).all(1)
+                for first, end in _ranges(is_full):
+                    _madvise()(begin + first * size, (end - first) * size, advice)
+                full += int(is_full.sum())
+        return full
+
+    def _new_blocks(self) -> Iterator[np.ndarray]:
+        """The addresses of blocks that were not mapped before, some that follow each other at a time."""
+        size = block_bytes()
+        begins, ends = np.array([(0, 0), *(self._before or ())]).T
+        for (begin, end), _ in _mapped():
+            blocks = np.arange(-(-begin // size) * size, end - size + 1, size)
+            is_new = ends[np.searchsorted(begins, blocks + size) - 1] <= blocks
+            for first, last in _ranges(is_new):
+                for place in range(first, last, _PIECE):
+                    yield blocks[place : min(place + _PIECE, last)]
 
 
-def _mapped() -> list[tuple[tuple[int, int], str]]:
+def _ranges(chosen: np.ndarray) -> list[list[int]]:
+    """[first, end] of each range of what is chosen."""
+    return np.flatnonzero(np.diff(chosen, prepend=False, append=False)).reshape(-1, 2).tolist()
+
+
+def _mapped() -> list[tuple[tuple[int, int], bytes]]:
     """Memory that is no file's and no stack's: ((begin, end), name), in order of addresses."""
-    found = []
-    for line in _MAPS.read_text().splitlines():
-        addresses, allowed, _, _, inode, *name = line.split(None, 5)
-        if (allowed, inode) == ("rw-p", "0") and (not name or name[0].startswith(("[heap]", "[anon:"))):
-            begin, end = addresses.split("-")
-            found.append(((int(begin, 16), int(end, 16)), "".join(name)))
-    return found
+    result: list[tuple[tuple[int, int], bytes]] = []
+    for line in _MAPS.read_bytes().split(b"\n"):  # names of files are any bytes
+        addresses, allowed, _, _, inode, *name = line.split(None, 5) or [b""] * 5
+        if (allowed, inode) == (b"rw-p", b"0") and (not name or name[0].startswith((b"[heap]", b"[anon:"))):
+            begin, end = addresses.split(b"-")
+            result.append(((int(begin, 16), int(end, 16)), b"".join(name)))
+    return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,23 +39,30 @@ class Blocks:
         self.bytes = whole[skipped : skipped + count * SIZE].reshape(count, -1)
         self._range = whole.ctypes.data, whole.ctypes.data + whole.size
 
-    def _listed(self, what: str) -> int:
-        """Bytes of a kind, as /proc/self/smaps has them."""
-        total = 0
+    def _listed(self, what: str) -> list[str]:
+        """What /proc/self/smaps says of it."""
+        result: list[str] = []
         for entry in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE):
             begin, end = (int(a, 16) for a in entry.split(" ", 1)[0].split("-")) if entry else (0, 0)
             if begin < self._range[1] and end > self._range[0]:
                 assert self._range[0] <= begin < end <= self._range[1], "it is listed with a neighbour"
-                total += int(re.findall(rf"^{what}: +(\d+) kB", entry, re.MULTILINE)[0]) * 1024
-        return total
+                result += re.findall(rf"^{what}: +(.*)", entry, re.MULTILINE)
+        return result
+
+    def _bytes(self, what: str) -> int:
+        return sum(int(size.removesuffix(" kB")) * 1024 for size in self._listed(what))
 
     @property
     def huge(self) -> float:
-        return self._listed("AnonHugePages") / SIZE
+        return self._bytes("AnonHugePages") / SIZE
 
     @property
     def resident(self) -> int:
-        return self._listed("Rss")
+        return self._bytes("Rss")
+
+    @property
+    def flags(self) -> list[str]:
+        return " ".join(self._listed("VmFlags")).split()
 
 
 @needs_them
@@ -88,6 +96,46 @@ def test_whole_blocks_are_asked_for() -> None:
     ask(blocks.bytes.ctypes.data + 64, 3 * SIZE)  # two whole ones, and parts of two more
     blocks.bytes[:, 0] = 1
     assert blocks.huge == 2
+
+
+@needs_them
+def test_the_pages_of_what_was_there_before_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may have reserved any number, and there are 4 KiB to read for a block of 2 MiB."""
+    monkeypatch.setattr(huge_pages, "_PIECE", 8)
+    before = Blocks(512, mmap.MADV_DONTDUMP)
+    pages = HugePages()
+    since = Blocks(9)
+    pread, read = os.pread, list[int]()
+    monkeypatch.setattr(os, "pread", lambda file, n, at: read.append(n) or pread(file, n, at))
+    pages.collapse()
+    block = 8 * SIZE // mmap.PAGESIZE
+    assert max(read) == 8 * block
+    assert len(before.bytes) * block > sum(read) > len(since.bytes) * block
+
+
+@needs_them
+def test_files_of_any_name_are_mapped(tmp_path: Path) -> None:
+    """Of bytes that are no text, and of what ends a line for Python alone."""
+    path = bytes(tmp_path) + b"/\xff \x1c\r\x85 b"
+    Path(os.fsdecode(path)).write_bytes(bytes(mmap.PAGESIZE))
+    with Path(os.fsdecode(path)).open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        pages = HugePages()
+        since = Blocks(1)
+        since.bytes[:] = 1
+        assert pages.collapse() >= 1
+
+
+@needs_them
+def test_small_pages_that_are_asked_for_stay() -> None:
+    pages = HugePages()
+    since = Blocks(2, mmap.MADV_NOHUGEPAGE)
+    since.bytes[:] = 1
+    pages.collapse()
+    try:
+        mmap.mmap(-1, mmap.PAGESIZE).madvise(huge_pages._COLLAPSE, 0, 0)
+    except OSError:
+        pytest.skip("before Linux 6.1")
+    assert "hg" not in since.flags
 
 
 @needs_them
