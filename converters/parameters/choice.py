@@ -171,7 +171,7 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
     if defined is not None:
         return _Verdict(defined)
     if _PADDLE_BUFFER.fullmatch(str(value.name)):
-        return _Verdict(BUFFERS[1], "Paddle calls so what is no parameter")
+        return _Verdict(BUFFERS[1], "Paddle gives such names to tensors that are no parameters")
     absent = None if array is None else _absent(value, array, uses)
     if absent is not None and not _named_as_parameter(value, origin):
         doubt = "" if _named_as_constant(value) else "its numbers are all equal, and its name says nothing"
@@ -233,7 +233,7 @@ def _judged_by_name(
             return _Verdict(doubt="it is multiplied element by element; the file calls it neither parameter nor buffer")
         doubt = "" if role is None else f"its numbers are those of a {role}"
         if role is None and "bias" in leaf and any(structure.is_second_bias(*use) for use in uses):
-            doubt = f"it is added to what has a bias; {_UNSAID}"
+            doubt = f"it is added to a product that has a bias; {_UNSAID}"
         return _Verdict(doubt=doubt or _CODEBOOK if structure.is_codebook(value) else doubt)
     if defined is not None and (structure.reader_of(defined) in _IN_BLOCKS or not leaf.isdisjoint(_CONSTANT_WORDS)):
         return _Verdict(defined)

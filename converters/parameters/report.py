@@ -198,18 +198,18 @@ def computed(graph: ir.Graph) -> str:
     """The operations of torch that a tool has taken out of a file of dynamo, by the numbers that are not there."""
     if SIGNATURE in graph.metadata_props:  # which names the parameters that are missing
         return ""
-    found = defaultdict[str, set[int]](set)
+    numbers = defaultdict[str, set[int]](set)
     for match in (_OPERATION.fullmatch(node.name or "") for node in graph):
         if match:
-            found[match[1]].add(int(match[2] or 0))
-    gaps = ((name, n) for name, numbers in found.items() for n in range(max(numbers)) if n not in numbers)
-    lacking = [f"{name}_{n}" if n else name for name, n in gaps]
-    if not lacking:
+            numbers[match[1]].add(int(match[2] or 0))
+    gaps = [(name, n) for name, present in numbers.items() for n in range(max(present)) if n not in present]
+    if not gaps:
         return ""
+    lacking = [repr(f"{name}_{n}" if n else name) for name, n in gaps]
     return (
-        f"the file lacks operations of the module: {_listed(map(repr, lacking))}. A tool has computed them, or taken "
-        "away what adds zeros or multiplies by ones: parameters that only they read, as scales and shifts that begin "
-        "so, are not trained. ob.torch.export keeps them"
+        f"the file lacks operations of the module: {_listed(lacking)}. A tool has computed them, merged them with "
+        "others, or removed additions of zeros and products with ones. Parameters that only these read, such as scales "
+        "and shifts with their initial values, are not trained. ob.torch.export keeps them"
     )
 
 
@@ -224,8 +224,8 @@ def partly_frozen(graph: ir.Graph, frozen: Collection[str], patterns: Patterns) 
     if not texts:
         return ""
     return (
-        f"frozen with what the patterns name are {_listed(texts)}: the exporter has computed one tensor from several "
-        "parameters. ob.torch.export keeps them apart, as does torch.onnx.export(…, optimize=False)"
+        f"frozen too, though no pattern names them, are {_listed(texts)}: the exporter has computed one tensor from "
+        "several parameters. ob.torch.export keeps them apart, as does torch.onnx.export(…, optimize=False)"
     )
 
 

@@ -220,7 +220,7 @@ def test_a_second_bias(body: str, name: str, told: bool) -> None:
     file = scripted(body, {"w": M, "c": M[0], "name": M[1]})
     graph, said = told_of(renamed(file, {"w": "l.weight", "c": "o.bias", "name": name}))
     assert set(graph.parameters) == {"l.weight", "o.bias", name}
-    assert (f"'{name}' (it is added to what has a bias; the file calls it neither" in said) is told
+    assert (f"'{name}' (it is added to a product that has a bias; the file calls it neither" in said) is told
 
 
 def test_numbers_that_converters_write() -> None:
@@ -251,7 +251,7 @@ def test_names_that_paddle_gives() -> None:
     graph, said = told_of(renamed(file, names))
     assert set(graph.parameters) == {"linear_0.w_0", "linear_0.b_0", "gate_0.w_0"}
     assert "trained are 'gate_0.w_0' (it is a single number" in said
-    assert "left out are 'generated_tensor_0' (Paddle calls so what is no parameter)" in said
+    assert "left out are 'generated_tensor_0' (Paddle gives such names to tensors that are no parameters)" in said
 
 
 @pytest.mark.parametrize("names", [("node_mul", "node_mul_1"), ("node_mul_1", "node_mul_3"), ("mul_1", "mul_3")])
