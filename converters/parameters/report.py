@@ -35,7 +35,7 @@ _SHOWN = 40  # names that a warning lists
 _FEW = 4  # nodes of each
 _LEAST = 8  # numbers of two matrices that are not equal by chance
 _TENSORFLOW = re.compile(r".+/.+:\d+")
-_OPERATION = re.compile(r"node_(add|div|mul|sub)(?:_(\d+))?")
+_OPERATION = re.compile(r"node_(add|div|mul|sub)(?:_(\d{1,4}))?")
 _CALL = re.compile(r"_\d+(?=\.|$)")  # enc.4_1: the second call of enc.4
 _OF_TOOL = re.compile(r"_v_\d+")  # onnxsim's
 _NUMBER = re.compile(r"\d+")

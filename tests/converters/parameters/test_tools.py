@@ -254,7 +254,15 @@ def test_names_that_paddle_gives() -> None:
     assert "left out are 'generated_tensor_0' (Paddle gives such names to tensors that are no parameters)" in said
 
 
-@pytest.mark.parametrize("names", [("node_mul", "node_mul_1"), ("node_mul_1", "node_mul_3"), ("mul_1", "mul_3")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("node_mul", "node_mul_1"),
+        ("node_mul_1", "node_mul_3"),
+        ("mul_1", "mul_3"),
+        ("node_mul", f"node_mul_{'9' * 5000}"),
+    ],
+)
 def test_operations_that_a_tool_has_taken_out(names: tuple[str, str]) -> None:
     """x · 1 and exp(-s) · l leave a gap in the numbers that torch gives its operations."""
     file = scripted("h = Gemm(x, u, c) a = Mul(h, h) y = Mul(a, h)", {"u": M, "c": M[0]})
