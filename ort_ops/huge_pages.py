@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import count
+from math import inf
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,8 @@ _FOLDER = Path("/sys/kernel/mm/transparent_hugepage")
 _MAPS, _PAGES = Path("/proc/self/maps"), Path("/proc/self/pagemap")
 _PAGE = mmap.PAGESIZE
 _HUGEPAGE, _COLLAPSE = 14, 25  # MADV_…; before 6.1 Linux has the first alone, and does it later, by itself
-_PIECE = 512  # blocks whose pages are read at once
+_PIECE = 64  # blocks whose pages are read at once
+_LEAST = 1.0  # seconds that putting pages together may take, or as long as a run and what came with it
 _OURS_ALONE = 0x81  # bits 63 and 56 of the entry of a page in memory that no other process has, as a forked one would
 
 
@@ -60,20 +63,23 @@ class HugePages:
 
     def __init__(self) -> None:
         self._before: list[tuple[int, int]] | None = None
-        self._runs = count(1)
+        self._runs, self._began = count(1), perf_counter()
         if block_bytes():
             with suppress(OSError, ValueError):
                 self._before = [ends for ends, name in _mapped() if name != b"[heap]"]
 
     def about_to_run(self) -> None:
         """A run is to begin; before some of them, pages are put together."""
-        if self._before is not None and next(self._runs) in _RUNS:
+        if self._before is None:
+            return
+        before, self._began = self._began, perf_counter()
+        if next(self._runs) in _RUNS:
             with suppress(OSError, ValueError):  # of a mapping that is gone meanwhile
-                self.collapse()
+                self.collapse(max(_LEAST, self._began - before))
 
-    def collapse(self) -> int:
-        """Put the pages of full blocks together; how many blocks are full."""
-        size, full = block_bytes(), 0
+    def collapse(self, seconds: float = inf) -> int:
+        """Put the pages of full blocks together until the time is over, for data may lie there too; how many blocks."""
+        size, full, end = block_bytes(), 0, perf_counter() + seconds
         # of length 0, it says whether Linux has it; it does not undo what somebody has asked for a range, as the other
         advice = _HUGEPAGE if _madvise()(None, 0, _COLLAPSE) else _COLLAPSE
         with _PAGES.open("rb", buffering=0) as pages:
@@ -82,9 +88,11 @@ class HugePages:
                 read = os.pread(pages.fileno(), 8 * entries * blocks.size, 8 * (begin // _PAGE))
                 flags = np.frombuffer(read, np.uint8)[7::8] & _OURS_ALONE
                 is_full = (flags == _OURS_ALONE).reshape(-1, entries).all(1)
-                for first, end in _ranges(is_full):
-                    _madvise()(begin + first * size, (end - first) * size, advice)
+                for first, last in _ranges(is_full):
+                    _madvise()(begin + first * size, (last - first) * size, advice)
                 full += int(is_full.sum())
+                if perf_counter() > end:
+                    break
         return full
 
     def _new_blocks(self) -> Iterator[np.ndarray]:
@@ -100,7 +108,7 @@ class HugePages:
 
 
 def _ranges(chosen: np.ndarray) -> list[list[int]]:
-    """[first, end] of each range of what is chosen."""
+    """[first, last + 1] of each range of what is chosen."""
     return np.flatnonzero(np.diff(chosen, prepend=False, append=False)).reshape(-1, 2).tolist()
 
 

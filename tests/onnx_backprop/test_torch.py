@@ -48,7 +48,7 @@ def exported(module: Any, path: Path, *inputs: Any, **more: Any) -> Path:
 def test_what_a_step_uses_is_put_together_before_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
     own, asked = ob.torch.module(unet_resize.build(features=4, levels=2)), list[int]()
     done = list[int]()
-    monkeypatch.setattr(HugePages, "collapse", lambda _: asked.append(len(done)))
+    monkeypatch.setattr(HugePages, "collapse", lambda *_: asked.append(len(done)))
     while len(done) < 4:
         own(torch.rand(1, 1, 24, 24)).sum().backward()
         done.append(1)

@@ -114,6 +114,23 @@ def test_the_pages_of_what_was_there_before_are_not_read(monkeypatch: pytest.Mon
 
 
 @needs_them
+def test_it_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be any number of blocks, of data that came since; it takes a second, or as long as a run."""
+    monkeypatch.setattr(huge_pages, "_PIECE", 4)
+    pages, given = HugePages(), list[float]()
+    since = Blocks(12)
+    since.bytes[:] = 1
+    assert pages.collapse(0.0) <= 4
+    assert pages.collapse() >= 12
+    now = iter([0.0, 0.5, 5.5])
+    monkeypatch.setattr(huge_pages, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(HugePages, "collapse", lambda _, seconds: given.append(seconds))
+    for _ in range(3):
+        pages.about_to_run()
+    assert given == [5.0]
+
+
+@needs_them
 def test_files_of_any_name_are_mapped(tmp_path: Path) -> None:
     """Of bytes that are no text, and of what ends a line for Python alone."""
     path = bytes(tmp_path) + b"/\xff \x1c\r\x85 b"
@@ -145,7 +162,7 @@ def test_a_trainer_has_them_before_the_third_step(monkeypatch: pytest.MonkeyPatc
     )
     trainer = ob.Trainer(ob.training_graph(model, loss="mse", optimizer="sgd"))
     at = list[int]()
-    monkeypatch.setattr(HugePages, "collapse", lambda _: at.append(trainer.steps))
+    monkeypatch.setattr(HugePages, "collapse", lambda *_: at.append(trainer.steps))
     for _ in range(34):
         trainer.step(np.ones((2, 1), np.float32), np.ones((2, 1), np.float32))
     assert at == [2, 32]
@@ -155,7 +172,7 @@ def test_a_trainer_has_them_before_the_third_step(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("why", ["variable", "never", "another system", "no /proc"])
 def test_none_are_asked_for_where_there_are_none(why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huge_pages, "_FOLDER", tmp_path)
-    monkeypatch.setattr(HugePages, "collapse", lambda _: pytest.fail("there are none"))
+    monkeypatch.setattr(HugePages, "collapse", lambda *_: pytest.fail("there are none"))
     if why != "another system":
         (tmp_path / "enabled").write_text("always madvise [never]" if why == "never" else "always [madvise] never")
         (tmp_path / "hpage_pmd_size").write_text("2097152")
