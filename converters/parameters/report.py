@@ -203,9 +203,10 @@ def computed(graph: ir.Graph) -> str:
         if match:
             numbers[match[1]].add(int(match[2] or 0))
     gaps = [(name, n) for name, present in numbers.items() for n in range(max(present)) if n not in present]
-    if not gaps:
+    names = [f"{name}_{n}" if n else name for name, n in gaps]
+    lacking = [repr(name) for name in names if name not in graph.initializers]  # of whose results `doubts` tells
+    if not lacking:
         return ""
-    lacking = [repr(f"{name}_{n}" if n else name) for name, n in gaps]
     return (
         f"the file lacks operations of the module: {_listed(lacking)}. A tool has computed them, merged them with "
         "others, or removed additions of zeros and products with ones. Parameters that only these read, such as scales "
