@@ -208,9 +208,9 @@ def computed(graph: ir.Graph) -> str:
     if not lacking:
         return ""
     return (
-        f"the file lacks operations of the module: {_listed(lacking)}. The exporter or a tool has computed them, merged "
-        "them with others, or removed additions of zeros and products with ones. If only these read a parameter, such "
-        "as a scale or a shift with its initial value, it is not trained. ob.torch.export keeps them"
+        f"the file lacks operations of the module: {_listed(lacking)}. The exporter or a tool has computed them, "
+        "merged them with others, or removed additions of zeros and products with ones. If only these read a "
+        "parameter, such as a scale or a shift with its initial value, it is not trained. ob.torch.export keeps them"
     )
 
 

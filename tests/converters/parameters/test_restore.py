@@ -477,5 +477,7 @@ def test_a_pattern_that_freezes_a_part_of_what_a_tensor_is_computed_from() -> No
             warnings.simplefilter("always")
             graph = ob.training_graph(file, loss="mse", frozen=frozen)
         assert list(graph.parameters) == (["add"] if frozen == ["o"] else ["o"]), frozen
-        said = any("frozen too, though no pattern names them, are 'a1', 'b1' in 'add'" in str(w.message) for w in caught)
+        said = any(
+            "frozen too, though no pattern names them, are 'a1', 'b1' in 'add'" in str(w.message) for w in caught
+        )
         assert said is told, frozen

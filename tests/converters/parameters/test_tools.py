@@ -269,6 +269,8 @@ def test_operations_that_a_tool_has_taken_out(names: tuple[str, str]) -> None:
     for node, name in zip(file.graph.node[1:], names, strict=True):
         node.name = name
     said = told_of(renamed(file, {"u": "l.weight", "c": "l.bias"}))[1]
-    assert ("lacks operations of the module: 'mul', 'mul_2'. The exporter or a tool has" in said) is (names[0] == "node_mul_1")
+    assert ("lacks operations of the module: 'mul', 'mul_2'. The exporter or a tool has" in said) is (
+        names[0] == "node_mul_1"
+    )
     said = told_of(renamed(file, {"l.weight": "mul", "l.bias": "mul_2"}))[1]
     assert "lacks operations" not in said
