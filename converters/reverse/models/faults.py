@@ -27,7 +27,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.stops import put_identity
 from onnx_backprop.converters.reverse.builder import Builder
-from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.converters.reverse.known import constant_value, dims
 from onnx_backprop.opset.functions.mat_mul_n_bits import NAME as MAT_MUL_N_BITS
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.walk import is_standard
@@ -52,7 +52,7 @@ def avoid_faults(model: ir.Model) -> None:
     for graph, node in quotients:
         op = Builder(names)
         for n, x in enumerate(node.inputs):
-            if x is not None and (div := x.producer()) is not None and is_standard(div, "Div"):
+            if x is not None and _is_reciprocal(x):
                 node.replace_input_with(n, op.Identity(x))
         graph.insert_before(node, op.nodes)
     for graph, node in products:
@@ -73,6 +73,16 @@ def _is_copy(value: ir.Value | None) -> bool:
         return False
     source = node.inputs[0]
     return node.op_type == "Identity" or (source is not None and source.dtype in (None, node.outputs[0].dtype))
+
+
+def _is_reciprocal(value: ir.Value) -> bool:
+    """Whether a value is 1 / z, as far as that is known."""
+    node = value.producer()
+    one = node.inputs[0] if node is not None and is_standard(node, "Div") else None
+    if one is None:
+        return False
+    array = constant_value(one)
+    return all(length == 1 for length in dims(one) or ()) if array is None else array.size == 1 and array.item() == 1
 
 
 def _is_half(value: ir.Value | None) -> bool:

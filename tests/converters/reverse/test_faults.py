@@ -161,4 +161,7 @@ def test_a_copy_that_is_multiplied_by_a_reciprocal_stays() -> None:
         feeds = {value.name: seed for value in session.get_inputs()} | {"x": x, "z": z}
         result = again.graph.output[-1].name
         expected = x / z if result == "v_grad" else np.sin(x) / z
+        assert any(node.op_type == "Identity" and node.input[0] == "r" for node in again.graph.node)
         np.testing.assert_allclose(np.asarray(session.run([result], feeds)[0]), expected, err_msg=result)
+    model.graph.initializer[0].double_data[0] = 2
+    assert "r" in next(node.input for node in ob.backward(model, wrt=["x"]).graph.node if "p" in node.output)
