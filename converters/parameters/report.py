@@ -39,7 +39,9 @@ _OPERATION = re.compile(r"node_(add|div|mul|sub)(?:_(\d{1,4}))?")
 _CALL = re.compile(r"_\d+(?=\.|$)")  # enc.4_1: the second call of enc.4
 _OF_TOOL = re.compile(r"_v_\d+")  # onnxsim's
 _NUMBER = re.compile(r"\d+")
-_SMOOTHED = re.compile(r"cross_entropy_loss\.default\]\(args = \(%\w+, %\w+, [^,]+, \d, -?\d+, ([\d.e-]+)\)")
+_SMOOTHED = re.compile(
+    r"cross_entropy_loss\.default\]\(args = \(%\w+, %\w+, [^,]+, \d, -?\d+, (\d+(?:\.\d+)?(?:e-?\d+)?)\)"
+)
 _INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8)
 HOW = "frozen=[…] leaves a tensor out, trainable=[…] trains it; what ob.torch.export writes says which are parameters"
 

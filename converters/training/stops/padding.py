@@ -19,7 +19,7 @@ from onnx_backprop.opset.core.errors import warn
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.walk import is_standard
 
-_EMBEDDING = re.compile(r"\[target=torch\.ops\.aten\.embedding\.default\]\(args = \(%\w+, %\w+(?:, (-?\d+))?")
+_EMBEDDING = re.compile(r"\[target=torch\.ops\.aten\.embedding\.default\]\(args = \(%\w+, %\w+(?:, (-?\d{1,9}))?")
 
 _PLACES = ("ArgMax", "ArgMin", "Shape", "Size", "TopK")
 

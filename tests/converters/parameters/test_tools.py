@@ -124,7 +124,8 @@ def test_a_batch_of_matrices_that_a_tool_has_computed_is_doubtful(name: str, sai
 
 
 @pytest.mark.parametrize(
-    ("share", "said"), [(", None, 1, -100, 0.1", True), (", None, 1, -100, 0.0", False), ("", False)]
+    ("share", "said"),
+    [(", None, 1, -100, 0.1", True), (", None, 1, -100, 0.0", False), (", None, 1, -100, 1.0.1", False), ("", False)],
 )
 def test_label_smoothing_that_the_exporter_has_left_out(share: str, said: bool) -> None:
     file = exported("a = MatMul(x, w) y = SoftmaxCrossEntropyLoss(a, t)", {"w": W}, "w")

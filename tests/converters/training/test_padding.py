@@ -65,6 +65,7 @@ def called(row: str) -> str:
         (TABLE, called(", 0, False, True"), 0, False),
         (padded(2), called(""), None, False),  # the file says that there is none
         (padded(2), called(", -1"), None, False),
+        (padded(2), called(f", {'9' * 5000}"), None, False),
         (padded(0), "", 0, True),
         (padded(4), "", 4, True),
         (TABLE, "", None, False),
