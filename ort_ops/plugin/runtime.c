@@ -42,14 +42,14 @@ typedef struct {
 } operator_type;
 
 #ifdef __linux__
-// Huge pages where tensors lie, as `ort_ops/huge_pages.py` has the system make them for a Trainer (MADV_COLLAPSE): of
+// Huge pages where tensors of that size lie, as `ort_ops/huge_pages.py` has the system make them for a Trainer (MADV_COLLAPSE): of
 // blocks whose pages are all in memory, so this adds none.
 #include <sys/mman.h>
 #define PAGES "/sys/kernel/mm/transparent_hugepage/"
 enum { TENSOR_DATA = 51, ELEMENT_TYPE = 60, ELEMENT_COUNT = 64, TYPE_AND_SHAPE = 65, INPUT_COUNT = 88, INPUT = 90,
-       RELEASE_INFO = 99, RUNS = 3, HUGEPAGE = 14, COLLAPSE = 25 };
+       RELEASE_INFO = 99, RUNS = 2, HUGEPAGE = 14, COLLAPSE = 25 };
 static word block_bytes, block_pages;  // of a huge page; 0 bytes: there are none, or none are wanted
-static word runs;         // of kernels that still ask: some for each that is created
+static word runs;         // of kernels that still ask: two for each that is created
 
 static void look_for_huge_pages(void) {
   char text[2][80] = {"[never]", "0"};
@@ -62,6 +62,13 @@ static void look_for_huge_pages(void) {
   if (!strstr(text[0], "[never]") && !(wanted && !strcmp(wanted, "0"))) block_bytes = atoll(text[1]);
   block_pages = block_bytes / sysconf(_SC_PAGESIZE);
   if (block_pages > 512) block_bytes = 0;
+}
+
+static int is_full(word block) {
+  unsigned char pages[512];
+  int missing = mincore((void *)(intptr_t)block, block_bytes, pages);
+  for (word page = 0; page < block_pages; page++) missing |= ~pages[page] & 1;
+  return !missing;
 }
 
 static void ask_for_huge_pages(const function *api, const void *context) {
@@ -78,14 +85,13 @@ static void ask_for_huge_pages(const function *api, const void *context) {
     if (!(status = api[ELEMENT_COUNT](info, &count)) && !(status = api[ELEMENT_TYPE](info, &type)))
       status = api[TENSOR_DATA](value, &data);
     api[RELEASE_INFO](info);
-    if (status || type < 0 || type >= (int)sizeof sizes || !data) continue;
-    word at = ADDRESS(data) / block_bytes * block_bytes, end = ADDRESS(data) + (word)count * sizes[type];
-    for (; at < end; at += block_bytes) {
-      void *block = (void *)(intptr_t)at;
-      unsigned char pages[512];
-      int missing = mincore(block, block_bytes, pages);
-      for (word page = 0; page < block_pages; page++) missing |= ~pages[page] & 1;
-      if (!missing && madvise(block, block_bytes, COLLAPSE)) madvise(block, block_bytes, HUGEPAGE);  // before 6.1: later
+    word bytes = type >= 0 && type < (int)sizeof sizes ? (word)count * sizes[type] : 0;
+    if (status || bytes < block_bytes) continue;
+    word at = ADDRESS(data) / block_bytes * block_bytes, end = ADDRESS(data) + bytes;
+    for (word first = at; first < end; first = at += block_bytes) {
+      while (at < end && is_full(at)) at += block_bytes;
+      void *blocks = (void *)(intptr_t)first;  // in one call: each waits for every processor
+      if (at > first && madvise(blocks, at - first, COLLAPSE)) madvise(blocks, at - first, HUGEPAGE);  // before 6.1
     }
   }
   if (status) api[RELEASE_STATUS](status);
