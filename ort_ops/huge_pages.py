@@ -69,7 +69,7 @@ class HugePages:
 
     def collapse(self) -> int:
         """Put the pages of full blocks together; how many blocks are full."""
-        size, found = block_bytes(), 0
+        size, blocks_taken = block_bytes(), 0
         begins, ends = np.array([(0, 0), *(self._before or ())]).T
         with _PAGES.open("rb", buffering=0) as pages:
             for (begin, end), _ in _mapped():
@@ -83,16 +83,16 @@ class HugePages:
                 for first, last in (blocks[0] + size * edges).tolist():
                     if _madvise()(first, last - first, _COLLAPSE) and ctypes.get_errno() == errno.EINVAL:
                         _madvise()(first, last - first, _HUGEPAGE)
-                    found += (last - first) // size
-        return found
+                    blocks_taken += (last - first) // size
+        return blocks_taken
 
 
 def _mapped() -> list[tuple[tuple[int, int], str]]:
     """Memory that is no file's and no stack's: ((begin, end), name), in order of addresses."""
-    found = []
+    mappings = []
     for line in _MAPS.read_text().splitlines():
         addresses, allowed, _, _, inode, *name = line.split(None, 5)
         if (allowed, inode) == ("rw-p", "0") and (not name or name[0].startswith(("[heap]", "[anon:"))):
             begin, end = addresses.split("-")
-            found.append(((int(begin, 16), int(end, 16)), "".join(name)))
-    return found
+            mappings.append(((int(begin, 16), int(end, 16)), "".join(name)))
+    return mappings

@@ -185,11 +185,11 @@ def computed(graph: ir.Graph) -> str:
     """The operations of torch that a tool has taken out of a file of dynamo, by the numbers that are not there."""
     if SIGNATURE in graph.metadata_props:  # which names the parameters that are missing
         return ""
-    found = defaultdict[str, set[int]](set)
+    numbers_of = defaultdict[str, set[int]](set)
     for match in (_OPERATION.fullmatch(node.name or "") for node in graph):
         if match:
-            found[match[1]].add(int(match[2] or 0))
-    gaps = ((name, n) for name, numbers in found.items() for n in range(max(numbers)) if n not in numbers)
+            numbers_of[match[1]].add(int(match[2] or 0))
+    gaps = ((name, n) for name, numbers in numbers_of.items() for n in range(max(numbers)) if n not in numbers)
     lacking = [f"{name}_{n}" if n else name for name, n in gaps]
     if not lacking:
         return ""

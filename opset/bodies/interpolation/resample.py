@@ -48,8 +48,8 @@ def _rank(attrs: Attributes, gradient: Tensor, sizes: Tensor | None) -> int:
     if attrs["dimension_count"] is not None:
         ranks["attribute dimension_count"] = attrs["dimension_count"]
     if len(set(ranks.values())) > 1:
-        said = ", ".join(f"{name} {rank}" for name, rank in ranks.items())
-        raise ShapeError(f"expected one rank, got that of {said}")
+        listed = ", ".join(f"{name} {rank}" for name, rank in ranks.items())
+        raise ShapeError(f"expected one rank, got that of {listed}")
     if ranks:
         return next(iter(ranks.values()))
     raise KernelError(
