@@ -115,8 +115,8 @@ def over_steps() -> list[str]:
     for checkpoint in (0, SEGMENT):
         for steps in STEPS:
             arguments = [sys.executable, "-m", "benchmarks.loops", "--length", str(steps), str(checkpoint)]
-            said = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout.split()
-            rows.append([str(steps), str(checkpoint or "all"), *(f"{float(x):.0f}" for x in said)])
+            words = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout.split()
+            rows.append([str(steps), str(checkpoint or "all"), *(f"{float(x):.0f}" for x in words)])
     return table(["steps", "states stored", "ms", "MB"], rows, numbers=range(4))
 
 

@@ -99,6 +99,14 @@ class _Tables:
         kernel_state = self.state(state, prepare="ADDRESS(refuse)", runtime="ADDRESS(runtime)")
         return f"{{{kernel_state}, {self.array(names, 'word *const')}, {self.array(sizes)}, {len(plans)}}}"
 
+    def runner(self, compute: Exported) -> str:
+        """A C expression for a function that does what `runtime.c` does before a kernel runs, and runs it."""
+        self.function(compute)
+        symbol = compute.linked_symbol
+        line = f"static void *run_{symbol}(void *k, void *context) {{ return run(k, context, (function){symbol}); }}"
+        self.lines += [line] * (line not in self.lines)
+        return f"(void *)run_{symbol}"
+
     def type(self, name: str, element_type: int) -> str:
         """An entry of `types`: an operator for one element type."""
         if name in KERNELS:
@@ -110,7 +118,7 @@ class _Tables:
             functions, variadic = (elementwise.compute, elementwise.destroy), 1
         tables = [[kind for kind, _ in inputs], [there for _, there in inputs], outputs]
         arrays = ", ".join(self.array(table, "int") for table in tables)
-        compute, destroy = (f"(void *){self.function(function)}" for function in functions)
+        compute, destroy = self.runner(functions[0]), f"(void *){self.function(functions[1])}"
         return f'{{"{name}", {arrays}, {len(inputs)}, {len(outputs)}, {variadic}, {compute}, {destroy}}}'
 
 

@@ -41,6 +41,73 @@ typedef struct {
   void (*destroy)(void *);
 } operator_type;
 
+#ifdef __linux__
+// Huge pages where tensors of that size lie, as `ort_ops/huge_pages.py` has the system make them for a Trainer (MADV_COLLAPSE): of
+// blocks whose pages are all in memory, so this adds none.
+#include <sys/mman.h>
+#define PAGES "/sys/kernel/mm/transparent_hugepage/"
+enum { TENSOR_DATA = 51, ELEMENT_TYPE = 60, ELEMENT_COUNT = 64, TYPE_AND_SHAPE = 65, INPUT_COUNT = 88, INPUT = 90,
+       RELEASE_INFO = 99, RUNS = 2, HUGEPAGE = 14, COLLAPSE = 25 };
+static word block_bytes, block_pages;  // of a huge page; 0 bytes: there are none, or none are wanted
+static word runs;         // of kernels that still ask: two for each that is created
+
+static void look_for_huge_pages(void) {
+  char text[2][80] = {"[never]", "0"};
+  const char *wanted = getenv("ONNX_BACKPROP_HUGE_PAGES"), *paths[] = {PAGES "enabled", PAGES "hpage_pmd_size"};
+  for (int n = 0; n < 2; n++) {
+    FILE *file = fopen(paths[n], "r");
+    if (file && !fgets(text[n], sizeof text[n], file)) *text[1] = 0;
+    if (file) fclose(file);
+  }
+  if (!strstr(text[0], "[never]") && !(wanted && !strcmp(wanted, "0"))) block_bytes = atoll(text[1]);
+  block_pages = block_bytes / sysconf(_SC_PAGESIZE);
+  if (block_pages > 512) block_bytes = 0;
+}
+
+static int is_full(word block) {
+  unsigned char pages[512];
+  int missing = mincore((void *)(intptr_t)block, block_bytes, pages);
+  for (word page = 0; page < block_pages; page++) missing |= ~pages[page] & 1;
+  return !missing;
+}
+
+static void ask_for_huge_pages(const function *api, const void *context) {
+  static const char sizes[] = {0, 4, 1, 1, 2, 2, 4, 8, 0, 1, 2, 8, 4, 8, 8, 16, 2};  // by the number of the type
+  size_t inputs = 0;
+  void *status = api[INPUT_COUNT](context, &inputs);
+  for (size_t n = 0; !status && n < inputs; n++) {
+    void *value = NULL, *info = NULL;
+    char *data = NULL;
+    size_t count = 0;
+    int type = 0;
+    if ((status = api[INPUT](context, n, &value)) || !value) continue;
+    if ((status = api[TYPE_AND_SHAPE](value, &info))) continue;
+    if (!(status = api[ELEMENT_COUNT](info, &count)) && !(status = api[ELEMENT_TYPE](info, &type)))
+      status = api[TENSOR_DATA](value, &data);
+    api[RELEASE_INFO](info);
+    word bytes = type >= 0 && type < (int)sizeof sizes ? (word)count * sizes[type] : 0;
+    if (status || bytes < block_bytes) continue;
+    word at = ADDRESS(data) / block_bytes * block_bytes, end = ADDRESS(data) + bytes;
+    for (word first = at; first < end; first = at += block_bytes) {
+      while (at < end && is_full(at)) at += block_bytes;
+      void *blocks = (void *)(intptr_t)first;  // in one call: each waits for every processor
+      if (at > first && madvise(blocks, at - first, COLLAPSE)) madvise(blocks, at - first, HUGEPAGE);  // before 6.1
+    }
+  }
+  if (status) api[RELEASE_STATUS](status);
+}
+#endif
+
+static void *run(word *kernel, void *context, function compute) {
+#ifdef __linux__
+  if (block_bytes && __atomic_load_n(&runs, __ATOMIC_RELAXED) > 0) {
+    __atomic_fetch_sub(&runs, 1, __ATOMIC_RELAXED);
+    ask_for_huge_pages((const function *)(intptr_t)kernel[0], context);
+  }
+#endif
+  return compute(kernel, context);
+}
+
 static word runtime[RUNTIME_WORDS];
 static word refuse(word *);
 #include "tables.h"
@@ -95,6 +162,9 @@ static void *create(const custom_op *op, const function *api, const void *info, 
     plan[PLAN_NEXT] = words[STATE_PLANS];
     words[STATE_PLANS] = ADDRESS(plan);
   }
+#ifdef __linux__
+  __atomic_fetch_add(&runs, RUNS, __ATOMIC_RELAXED);
+#endif
   *kernel = words;
   return NULL;
 }
@@ -148,6 +218,9 @@ static void *open_library(const function *api) {
   threads = GetActiveProcessorCount(0xffff);
 #else
   threads = sysconf(_SC_NPROCESSORS_ONLN);
+#endif
+#ifdef __linux__
+  look_for_huge_pages();
 #endif
   runtime[RUNTIME_THREADS] = threads < 1 ? 1 : threads > MOST_PROCESSORS ? MOST_PROCESSORS : threads;
   runtime[RUNTIME_MALLOC] = ADDRESS(&malloc);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import runpy
 import shutil
@@ -21,6 +22,7 @@ from onnx import ModelProto, numpy_helper, parser
 
 import onnx_backprop as ob
 from onnx_backprop.ort_ops.compiler.machine import matrix_tiles
+from onnx_backprop.ort_ops.huge_pages import VARIABLE, block_bytes
 from onnx_backprop.ort_ops.plugin import targets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +32,16 @@ import runpy, sys
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 assert not {"onnx_backprop", "llvmlite", "onnxruntime_extensions"} & set(sys.modules)
+"""
+# Losses of three steps, then what the process holds while the session is open.
+HELD = """
+import runpy, sys, numpy as np
+from pathlib import Path
+example, folder, library = map(Path, sys.argv[1:])
+training, data = runpy.run_path(str(example))["Training"](folder, library), np.load(folder / "data.npz")
+for n in range(3):
+    print(training.step({"x": data["x"][n], "target": data["target"][n], "learning_rate": np.array(0.01, np.float32)}))
+print(Path("/proc/self/smaps_rollup").read_text())
 """
 # A libc whose system lets no process use registers of matrices.
 REFUSE = """
@@ -143,6 +155,24 @@ def test_losses_and_state_are_those_of_the_trainer_on_any_number_of_threads(
     assert state.keys() == wanted.keys()
     for name, array in wanted.items():
         np.testing.assert_array_equal(state[name], array, err_msg=name)
+
+
+@pytest.mark.skipif(not 0 < block_bytes() <= 2 << 20, reason="this system gives no huge pages of 2 MiB on request")
+def test_large_tensors_lie_in_huge_pages(tmp_path: Path) -> None:
+    """Those of 4 and 12 MiB that kernels read: at least the 12 MiB of `a`, whatever the C library's memory gives."""
+    size = (1, 1024, 1024)
+    ob.compile_plugin(small(), tmp_path, lengths=_lengths(size))
+    np.savez(tmp_path / "data.npz", **batches(size, 3))
+    losses, huge = {}, {}
+    for setting in ("0", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", HELD, str(EXAMPLE), str(tmp_path), str(library_in(tmp_path))],
+            capture_output=True, text=True, check=True, cwd=tmp_path, env={**os.environ, VARIABLE: setting},
+        )  # fmt: skip
+        losses[setting], listed = done.stdout.split()[:3], done.stdout
+        huge[setting] = int(re.findall(r"AnonHugePages: +(\d+) kB", listed)[0])
+    assert huge["1"] - huge["0"] >= 10 << 10, huge
+    assert losses["0"] == losses["1"]
 
 
 def test_updates_are_in_place_and_the_guard_says_so(folder: Path, training: Any) -> None:
