@@ -43,7 +43,8 @@ typedef struct {
 
 #ifdef __linux__
 // Huge pages where tensors of that size lie, as `ort_ops/huge_pages.py` has the system make them for a Trainer (MADV_COLLAPSE): of
-// blocks whose pages are all in memory, so this adds none.
+// blocks whose pages are all in memory, so this adds next to none.
+#include <errno.h>
 #include <sys/mman.h>
 #define PAGES "/sys/kernel/mm/transparent_hugepage/"
 enum { TENSOR_DATA = 51, ELEMENT_TYPE = 60, ELEMENT_COUNT = 64, TYPE_AND_SHAPE = 65, INPUT_COUNT = 88, INPUT = 90,
@@ -91,7 +92,8 @@ static void ask_for_huge_pages(const function *api, const void *context) {
     for (word first = at; first < end; first = at += block_bytes) {
       while (at < end && is_full(at)) at += block_bytes;
       void *blocks = (void *)(intptr_t)first;  // in one call: each waits for every processor
-      if (at > first && madvise(blocks, at - first, COLLAPSE)) madvise(blocks, at - first, HUGEPAGE);  // before 6.1
+      if (at > first && madvise(blocks, at - first, COLLAPSE) && errno == EINVAL)
+        madvise(blocks, at - first, HUGEPAGE);  // Linux before 6.1, later
     }
   }
   if (status) api[RELEASE_STATUS](status);
