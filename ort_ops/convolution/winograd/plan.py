@@ -79,15 +79,15 @@ def weights_plan(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
             plane=plane_floats(size, band * tiles_x), s_panel=s_tiles * COLUMNS, s_element=odd_lines(s_tiles * columns),
             d_columns=d_columns, d_element=odd_lines(d * d_columns),
         )  # fmt: skip
-        offsets, per_thread = weights.sum_scratch(p)
-        if per_thread <= POOL_BYTES or split == at_once:
+        if weights.sum_scratch(p)[1] <= POOL_BYTES or split == at_once:
             break
         split += 1
-    # each transforms the source anew
-    p = replace(p, offsets=offsets, split=max(split, min(at_once, math.ceil(processors() / (parts * groups)))))
-    stages = (weights.SUM, parts * groups * p.split), (weights.REDUCE, groups * at_once * ROWS)
+    split = max(split, min(at_once, math.ceil(processors() / (parts * groups))))  # each transforms the source anew
+    p = replace(p, split=split, d_element=odd_lines(math.ceil(at_once / split) * ROWS * p.d_columns))
+    offsets, per_thread = weights.sum_scratch(p)
+    stages = (weights.SUM, parts * groups * split), (weights.REDUCE, groups * at_once * ROWS)
     shared = 4 * elements * taps * parts * groups * at_once * ROWS * columns
-    return Plan(p, stages, shared, per_thread, (c.groups, groups), (outs, at_once))
+    return Plan(replace(p, offsets=offsets), stages, shared, per_thread, (c.groups, groups), (outs, at_once))
 
 
 def _lines(most: int, size: int, row: int) -> int:
