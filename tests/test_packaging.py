@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from readme_renderer import markdown
 
+from tools import release
 from tools.archives import parts, tidy_sdist, tidy_wheel
 from tools.links import absolute, project
 from tools.release import copied, recipe
@@ -133,6 +134,18 @@ def test_archives_do_not_tell_when_and_where_they_were_built(archives: Path, tmp
     tidy = tidy_sdist(sdist, EPOCH)[sdist.name]
     assert tidy_sdist(tmp_path / sdist.name, EPOCH)[sdist.name] == tidy
     assert dict(parts(sdist.name, tidy)) == dict(parts(sdist.name, sdist.read_bytes()))
+
+
+def test_a_release_runs_the_command_that_it_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a virtual environment's Python; other systems' Pythons, which have none, run the module."""
+    ran = []
+    monkeypatch.setattr(release, "run", lambda *command, **_: ran.append(command) or "native")
+    for name in ("onnx-backprop", "tuned.onnx"):
+        (tmp_path / name).touch()
+    release._first_steps([tmp_path / "python"], tmp_path, {})
+    release._first_steps(["/usr/bin/wine64", "python.exe"], tmp_path, {})
+    assert ran[1][:3] == (tmp_path / "onnx-backprop", "train", "model.onnx")
+    assert ran[3][:5] == ("/usr/bin/wine64", "python.exe", "-m", "onnx_backprop", "train")
 
 
 def test_one_version_everywhere() -> None:

@@ -328,7 +328,9 @@ def _first_steps(python: Sequence[str | Path], place: Path, variables: Mapping[s
     """README's first steps, in a folder of their own; what they ran on."""
     block, command = first_steps()
     route = run(*python, "-c", block + "\nprint(trainer.kernels)", cwd=place, **variables).split()[-1]
-    run(*python, "-m", *shlex.split(command.replace("onnx-backprop", "onnx_backprop", 1)), cwd=place, **variables)
+    program, words = Path(python[0]).with_name("onnx-backprop"), shlex.split(command)[1:]
+    installed = [program] if program.exists() else [*python, "-m", "onnx_backprop"]  # beside a venv's Python
+    run(*installed, *words, cwd=place, **variables)
     assert (place / "tuned.onnx").is_file()
     return f'kernels="{route}", {len([*place.rglob("cache/**/*.o")])} functions compiled'
 

@@ -40,7 +40,7 @@ def sources(root: Path) -> dict[str, bytes]:
     return {path: code for path, code in texts.items() if not path.startswith(LEFT_OUT)}
 
 
-def review(found: Iterable[Mutation], files: dict[str, bytes]) -> tuple[list[Mutation], list[str]]:
+def review(found: Iterable[Mutation]) -> tuple[list[Mutation], list[str]]:
     """The mutants of the review, found by what their tables hold; and in words those that the code no longer has."""
     found = list(found)
     chosen, missing = [], []
@@ -56,25 +56,7 @@ def review(found: Iterable[Mutation], files: dict[str, bytes]) -> tuple[list[Mut
     passes = [m for m in found if m.kind == "number" and m.source.startswith('"Softmax": 3')]
     chosen += [replace(m, text="1", what="3 -> 1") for m in passes]
     missing += [] if passes else ["the three passes over memory of Softmax"]
-    scratch = [m for path, code in files.items() if "winograd" in path for m in _less_scratch(path, code)]
-    chosen += scratch
-    missing += [] if scratch else ["192 bytes of Winograd's scratch"]
     return chosen, missing
-
-
-def _less_scratch(path: str, code: bytes) -> Iterable[Mutation]:
-    """192 bytes less for each function of a plan that adds up a thread's scratch."""
-    lines, start = code.decode().splitlines(keepends=True), 0
-    scope = ""
-    for number, line in enumerate(lines, 1):
-        if line.startswith("def "):
-            scope = line[4:].partition("(")[0]
-        text = line.strip()
-        if scope.endswith("_bytes") and text.startswith("return 4 * (") and text.endswith(")"):
-            begin = start + len(line.encode()) - len(line.lstrip().encode()) + len("return ")
-            end = start + len(line.rstrip().encode())
-            yield Mutation(path, "number", scope, number, begin, end, f"{text[7:]} - 192", "192 bytes less", text)
-        start += len(line.encode())
 
 
 def drawn(root: Path, count: int, seed: int, only: str = "") -> tuple[list[Mutation], list[str]]:
@@ -84,7 +66,7 @@ def drawn(root: Path, count: int, seed: int, only: str = "") -> tuple[list[Mutat
     """
     files = {path: code for path, code in sources(root).items() if path.startswith(only)}
     found = [m for path, code in files.items() for m in candidates(path, code)]
-    first, missing = review(found, files)
+    first, missing = review(found)
     taken = {m.key: m for m in first}
     turn: Callable[[Mutation], bytes] = lambda m: hashlib.sha256(f"{seed} {m.key}".encode()).digest()  # noqa: E731
     waiting: dict[tuple[str, str], list[Mutation]] = defaultdict(list)

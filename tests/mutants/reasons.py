@@ -1,9 +1,6 @@
 """Survivors that no test could kill: what changes is no result. By the function or the name, and what was changed."""
 
 REASONS: dict[tuple[str, str], str] = {
-    ("ort_ops/convolution/winograd/plan.py:_thread_bytes", "192 bytes less"): (
-        "within the room for alignment if a vector has 16 floats; tests find 4096 bytes less"
-    ),
     ("opset/bodies/convolution_weights.py:_Factors.folds_batch", "`>` -> `>=`"): (
         "speed: either form is right, and for equal sizes neither is faster"
     ),

@@ -7,6 +7,7 @@ from pathlib import Path
 from .contexts import Contexts, Readers
 from .draw import ROOMS, drawn, review, sources
 from .mutations import KINDS, candidates, is_other_code
+from .reasons import REASONS
 
 ROOT = Path(__file__).parents[2]
 TEXT = '''"""A module: 1 < 2, "Add"."""
@@ -75,7 +76,7 @@ def test_the_sample() -> None:
     assert keys == [m.key for m in mutations]
     assert len(set(keys)) == 80
     assert len(set(keys) & set(other)) < 40
-    reviewed = [m.key for m in review([m for path, code in files.items() for m in candidates(path, code)], files)[0]]
+    reviewed = [m.key for m in review([m for path, code in files.items() for m in candidates(path, code)])[0]]
     first = len(reviewed)
     assert keys[:first] == reviewed
     rest = mutations[first:]
@@ -83,7 +84,14 @@ def test_the_sample() -> None:
     assert {m.kind for m in rest} == set(KINDS)
     counts = [sum(m.room == room for m in rest) for room in ROOMS]
     assert max(counts) - min(counts) <= len(KINDS)
-    assert len(missing) + first >= 15
+    assert len(missing) + first >= 14
+
+
+def test_reasons_are_those_of_mutants() -> None:
+    """None of a function or a number that is gone."""
+    paths = {where.partition(":")[0] for where, _ in REASONS}
+    found = [m for path in paths for m in candidates(path, (ROOT / path).read_bytes())]
+    assert {*REASONS} <= {(f"{m.path}:{m.scope}", m.what) for m in found}
 
 
 def test_keys_are_of_one_mutation_each() -> None:

@@ -88,7 +88,7 @@ def copy_of(sums: Sums) -> Copy:
     return Copy(sums, limit, least)
 
 
-def cut(copy: Copy) -> problem.Triple:
+def cut(copy: Copy, threads: int = 1) -> problem.Triple:
     """The lengths of a band; along the first axis that has several cells such that every thread has some."""
     count = copy.sums.count
     band, size = problem.band_of(count, copy.floats, copy.limit, copy.least)
@@ -97,7 +97,7 @@ def cut(copy: Copy) -> problem.Triple:
     axis = next((axis for axis in range(3) if band[axis] > 1), 2)
     images = copy.sums.c.batch * copy.groups * math.prod(problem.bands_of(count, band))
     most = max(1, math.prod(band) // block_sizes.LEAST_CELLS)
-    length = math.ceil(band[axis] / min(math.ceil(4 * processors() / max(images, 1)), most))
+    length = math.ceil(band[axis] / min(math.ceil(4 * threads / max(images, 1)), most))
     return problem.three([length if n == axis else band[n] for n in range(3)], 1)
 
 
@@ -108,7 +108,7 @@ def thread_scratch(copy: Copy, band: problem.Triple) -> tuple[par.GatherOffsets,
     if sums.matrices:
         first = {"tile": FLOAT * tile, "segments": segments, "configuration": CONFIGURATION}
     elif not sums.depthwise:
-        first = {"tile": FLOAT * tile, "rows": WORD * ROWS, "segments": segments, "reaching": segments}
+        first = {"tile": FLOAT * tile, "rows": WORD * (ROWS + 2), "segments": segments, "reaching": segments}
     else:
         weights, start = FLOAT * taps * copy.block, FLOAT * copy.block
         first = {"weights": weights, "shifts": WORD * taps, "segments": segments, "start": start}
@@ -126,8 +126,8 @@ def _rows(count: int) -> int:
 
 
 def turning_pays(sums: Sums) -> bool:
-    """Whether NCX data are computed as cells: fewer vector operations, the copies included."""
-    outs, ins, taps = sums.c.d, sums.c.s, sums.all_taps
+    """Whether NCX data are computed as cells, on any number of threads: fewer vector operations, with the copies."""
+    outs, ins, taps, count = sums.c.d, sums.c.s, sums.all_taps, sums.count
     shifts = [tap.shift[2] for phase in sums.phases for tap in phase.taps] or [0]
     spread = (max(shifts) - min(shifts)) // sums.head.step[2]
 
@@ -136,12 +136,10 @@ def turning_pays(sums: Sums) -> bool:
 
     turned = replace(sums, as_cells=True)
     band = cut(copy_of(sums))
-    as_planes = taps * ins * _rows(outs) * vectors(band) * math.prod(problem.bands_of(sums.count, band))
+    as_planes = taps * ins * _rows(outs) * vectors(band) * math.prod(problem.bands_of(count, band))
     band = cut(copy_of(turned))
-    as_cells = (
-        taps * ins * math.ceil(outs / VECTOR) * _rows(math.prod(band)) * math.prod(problem.bands_of(sums.count, band))
-    )
-    copies = math.prod(sums.count) * (math.prod(sums.head.step) * ins + len(sums.phases) * outs) // 3
+    as_cells = taps * ins * math.ceil(outs / VECTOR) * _rows(math.prod(band)) * math.prod(problem.bands_of(count, band))
+    copies = math.prod(count) * (math.prod(sums.head.step) * ins + len(sums.phases) * outs) // 3
     return as_cells + copies < as_planes
 
 

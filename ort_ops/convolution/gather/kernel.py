@@ -115,11 +115,11 @@ def _panel(call, p, phase, unit, target):
 def _copy_channels(target, width, source, step, some, left, count):
     """`count` <= width numbers of some channels, of the `left` last ones of a tap, `width` and `step` apart.
 
-    Whole vectors where the channel behind overwrites what is too much of them, and has as much to be read: AMD's masked
+    Whole vectors where channels behind overwrite what is too much of them, and have as much to be read: AMD's masked
     stores are slow.
     """
     vectors = (width + VECTOR - 1) // VECTOR * VECTOR
-    rows = min(some, left - 1) if count == width and step >= vectors else 0
+    rows = max(0, min(some, left - (vectors - 1) // width)) if count == width and step >= vectors else 0
     copy_rows(target, 4 * width, source, 4 * step, rows, vectors)
     copy_rows(target + 4 * rows * width, 4 * width, source + 4 * rows * step, 4 * step, some - rows, count)
 

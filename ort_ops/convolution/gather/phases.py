@@ -9,7 +9,7 @@ from itertools import groupby, pairwise, product
 from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.convolution.parameters import Gather
 from onnx_backprop.ort_ops.convolution.problem import Correlation, Triple, three
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
 from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP, SIDE
 from onnx_backprop.ort_ops.vector.stencil import SIZES
 
@@ -112,8 +112,8 @@ class Sums:
 
     @property
     def tile(self) -> int:
-        """Output channels of a tile."""
-        return SIDE if self.matrices else COLUMNS if self.cells else ROWS
+        """Output channels of a tile; of planes, no more than there are: the weights of all taps are packed together."""
+        return SIDE if self.matrices else COLUMNS if self.cells else TILE_ROWS[min(self.c.d, ROWS)]
 
     @property
     def tall(self) -> bool:

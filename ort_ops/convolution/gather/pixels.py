@@ -17,7 +17,7 @@ from onnx_backprop.ort_ops.convolution.gather import planes
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
 from onnx_backprop.ort_ops.vector import boxes
 from onnx_backprop.ort_ops.vector.boxes import dot, nth, volume
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply, one_segment, rows_apart
+from onnx_backprop.ort_ops.vector.gemm_tile import CHUNK, COLUMNS, ROWS, TILE_ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_phase, write_run
 
 _ALIAS = 2048  # cells so many bytes apart fall on the same lines of the cache
@@ -61,8 +61,7 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
             at, step = planes.out_at(p, phase, n, group, cell)
             at += m * COLUMNS * p.c.destination.c
             panel = packed + 4 * (phase.pack_at + (panels + m) * taps * channels * COLUMNS)
-            out = call.output
-            places = (cell, phase, segments, chosen)
+            out, places = call.output, (cell, phase, segments, chosen)
             _tiles(p, out, at, step, extent, columns, data, stride, panel, taps, places, values, rows, tile, results)
             if p.as_cells:
                 write_transposed(p, out, at, step, extent, columns, results, COLUMNS, lines)
@@ -70,26 +69,32 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
 
 
 @inner
-def _reaching(p, taps, places, first, last):
-    """The taps that reach the image from some of the cells from `first` to `last`: (their table, how many)."""
-    cell, phase, segments, chosen = places
-    length = p.c.source_length
+def _reaching(p, taps, steps, places, first, last):
+    """The taps that reach the image from some of the cells from `first` to `last`: (their table, how many).
+
+    Others are left out where they fill chunks of a sum: that of a cell then is the same in any tile, so for any bands.
+    """
+    (cell, phase, segments, chosen), length = places, p.c.source_length
     (start, low, _), (stop, high, _) = (cell + first) * p.step, (cell + last) * p.step
     least, most = p.low, p.high
     inside = start + least[0] >= 0 and stop + most[0] < length[0]
     if inside and (start != stop or (low + least[1] >= 0 and high + most[1] < length[1])):
         return segments, taps
-    count = 0
+    count, begin, reached, chunk = 0, 0, 0, max(1, CHUNK // max(1, steps & -steps))  # taps
     for tap in range(taps):
+        if tap % chunk == 0:  # without those before, if none of them reaches
+            begin = count if reached > begin else begin
+            count = begin
         z, y, _ = planes.tap_of(p, phase, tap * phase.run).shift
         reaches = stop + z >= 0 and start + z < length[0]
         if start == stop:  # cells of one plane: of some rows
             reaches = reaches and high + y >= 0 and low + y < length[1]
+        store_i64(chosen, 2 * count, load_i64(segments, 2 * tap))
+        store_i64(chosen, 2 * count + 1, load_i64(segments, 2 * tap + 1))
+        count += 1
         if reaches:
-            store_i64(chosen, 2 * count, load_i64(segments, 2 * tap))
-            store_i64(chosen, 2 * count + 1, load_i64(segments, 2 * tap + 1))
-            count += 1
-    return chosen, count
+            reached = count
+    return chosen, reached
 
 
 @inner
@@ -116,7 +121,7 @@ def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, v
             c = results + 4 * COLUMNS * place
         elif whole and first[2] + count <= size[2] and TILE_ROWS[count] == count:
             c, c_row = out + 4 * (at + dot(first, step)), 4 * step[2]
-        segments, reaching = _reaching(p, taps, places, first, last)
+        segments, reaching = _reaching(p, taps, steps, places, first, last)
         if reaching * steps > 0:
             a, b = (data, rows, from_step), (panel, 4 * COLUMNS)
             multiply(count, columns, (c, c_row), a, b, (segments, reaching), steps, 0)
@@ -162,9 +167,6 @@ def write_transposed(p, out, at, step, size, columns, results, pitch, lines):
                 for y in range(runs):
                     write_phase(p.kind, out, to + z * step[0] + y * step[1], step[2], lines, done, length)
                     done += length
-
-
-_values = stack(COLUMNS)
 
 
 @inner

@@ -42,7 +42,7 @@ def _fused(sums: Sums) -> Sums:
 def _gather(sums: Sums) -> Plan | None:
     """None where a band, or the weights of a tile, are too large."""
     c, copy = sums.c, bands.copy_of(sums)
-    band = bands.cut(copy)
+    band = bands.cut(copy, processors())
     offsets, per_thread = bands.thread_scratch(copy, band)
     if sums.matrices:  # weights of a tile are packed before they are split
         taps = max(len(phase.taps) for phase in sums.phases)

@@ -169,11 +169,11 @@ def gather_planes(call, p, packed, panels, n, group, cell, size, begin, end, scr
     box, band, rows = box_of(p, cell, size), scratch + p.offsets.copy, scratch + p.offsets.rows
     pitch, plane = box[2], plane_of(p, box)
     copy_planes(p, call.inputs[0], image_of(p.c.source, n, group * p.c.s), band, cell + p.low, box, plane)
-    tap_starts(p, scratch + p.offsets.segments, 1, p.c.s * ROWS, p.c.s * plane, (box[1] * pitch, pitch, 1))
+    tap_starts(p, scratch + p.offsets.segments, 1, p.c.s * p.tile, p.c.s * plane, (box[1] * pitch, pitch, 1))
     rows_apart(rows, 4)
     copy = band, pitch, 4 * box[1] * pitch, 4, 4 * plane
     of_band = packed, panels, (n, group, cell, size), (begin, end)
-    tiles_of_band(call, p, of_band, scratch, copy, ROWS, p.c.s * ROWS, _fits, _multiply)
+    tiles_of_band(call, p, of_band, scratch, copy, p.tile, p.c.s * p.tile, _fits, _multiply)
 
 
 @inner
@@ -188,7 +188,7 @@ def _multiply(p, phase, lines, columns, c, panel, source, segments, from_channel
     steps, from_step = phase.run * p.c.s, from_channel
     if phase.run > 1:
         from_step = 4 * phase.run_step
-    a, b = (panel, scratch + p.offsets.rows, 4 * ROWS), (source, from_step)
+    a, b = (panel, scratch + p.offsets.rows, 4 * p.tile), (source, from_step)
     multiply(lines, columns, c, a, b, segments, steps, 0)
 
 
@@ -287,6 +287,4 @@ def _write_columns(p, out, target, step, tile, count, y, x, columns, size, pitch
             else:
                 for i in range(count):  # the phases between its cells are the same thread's
                     write_phase(p.kind, out, at + i * channel, step[2], tile, i * p.columns + done, run)
-        done += pitch - x
-        x = 0
-        y += 1
+        done, x, y = done + pitch - x, 0, y + 1

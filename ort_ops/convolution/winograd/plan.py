@@ -68,21 +68,23 @@ def weights_plan(c: Correlation, kind: int, inputs: tuple[int, int]) -> Plan:
     parts = max(1, min(block_sizes.MAX_WINOGRAD_PARTS, worth))
     groups, at_once = rounds(c.groups, outs, 4 * elements * taps * parts * ROWS * columns, limit)
     p = replace(p, parts=parts, s_columns=columns, u_rows=at_once * ROWS, round_groups=groups, round_tiles=at_once)
-    split = min(at_once, math.ceil(processors() / (parts * groups)))  # each transforms the source anew
+    split = 1  # the least that fits: bands, and so sums, are the same for any number of processors
     while True:
         d = math.ceil(at_once / split) * ROWS
         band = max(block_sizes.MIN_TILES, block_sizes.TILES_FLOATS * 2 // (elements * (columns + d))) // tiles_x
         band = max(1, min(math.ceil(rows / parts), rows_of, max(band - r.reach, r.reach)))
         s_tiles, d_columns = (band + r.reach) * tiles_x, odd_lines(band * tiles_x + VECTOR)
         p = replace(
-            p, split=split, band=band, lines=_lines(r.lines_of(band), size, p.pitch * columns),
+            p, band=band, lines=_lines(r.lines_of(band), size, p.pitch * columns),
             plane=plane_floats(size, band * tiles_x), s_panel=s_tiles * COLUMNS, s_element=odd_lines(s_tiles * columns),
             d_columns=d_columns, d_element=odd_lines(d * d_columns),
         )  # fmt: skip
-        offsets, per_thread = weights.sum_scratch(p)
-        if per_thread <= POOL_BYTES or split == at_once:
+        if weights.sum_scratch(p)[1] <= POOL_BYTES or split == at_once:
             break
         split += 1
+    split = max(split, min(at_once, math.ceil(processors() / (parts * groups))))  # each transforms the source anew
+    p = replace(p, split=split, d_element=odd_lines(math.ceil(at_once / split) * ROWS * p.d_columns))
+    offsets, per_thread = weights.sum_scratch(p)
     stages = (weights.SUM, parts * groups * split), (weights.REDUCE, groups * at_once * ROWS)
     shared = 4 * elements * taps * parts * groups * at_once * ROWS * columns
     return Plan(replace(p, offsets=offsets), stages, shared, per_thread, (c.groups, groups), (outs, at_once))

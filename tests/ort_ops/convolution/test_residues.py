@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ort_ops.planned import without_matrix_tiles
+from onnx_backprop.ort_ops.convolution.gather.kernel import FALLBACK
+from tests.ort_ops.planned import convolution, without_matrix_tiles
 from tests.support import single_op
 from tests.support.checks import evaluate
 
@@ -29,6 +30,7 @@ CASES = [
     (1, 1, 6, 20, (8, 40), (2, 1), (2, 2), (0, 0), (0, 0)),  # even cells alone
     (1, 1, 3, 20, (4, 50001), (2, 1), (2, 2), (0, 1), (0, 0)),  # odd cells alone
     (1, 1, 3, 20, (70000,), (2,), (2,), (2,), (0,)),  # bands along rows
+    (1, 1, 3, 384, (48, 32), (16, 16), (16, 16), (0, 0), (0, 0)),  # patches
 ]
 
 
@@ -64,3 +66,12 @@ def run_case(case: tuple[Any, ...], dtype: str, rng: np.random.Generator) -> Non
 @pytest.mark.parametrize("case", CASES)
 def test_against_the_reference(rng, case, dtype: str) -> None:
     run_case(case, dtype, rng)
+
+
+@pytest.mark.parametrize(("outs", "patch", "cells"), [(384, 16, 14), (1024, 14, 16)])
+def test_gradients_of_patches_are_products(outs: int, patch: int, cells: int) -> None:
+    """The weights of all taps are packed, for three output channels, not for as many as registers hold."""
+    plan = convolution("ConvolutionBackwardData", 1, (3, outs), [cells] * 2, [patch] * 2, strides=[patch] * 2).plan(
+        "f32"
+    )
+    assert FALLBACK not in [stage for stage, _ in plan.stages]
