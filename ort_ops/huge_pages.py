@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -36,7 +37,8 @@ _OURS_ALONE = 0x81  # bits 63 and 56 of the entry of a page in memory that no ot
 def block_bytes() -> int:
     """The length of a huge page; 0 where there are none, or none are wanted."""
     try:
-        wanted = os.environ.get(VARIABLE) != "0" and os.access(_PAGES, os.R_OK)
+        linux = sys.platform == "linux"  # under wine the files are there, too
+        wanted = linux and os.environ.get(VARIABLE) != "0" and os.access(_PAGES, os.R_OK)
         allowed = wanted and "[never]" not in (_FOLDER / "enabled").read_text()
         return int((_FOLDER / "hpage_pmd_size").read_text()) if allowed else 0
     except (OSError, ValueError):

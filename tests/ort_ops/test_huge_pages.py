@@ -65,6 +65,11 @@ class Blocks:
         return " ".join(self._listed("VmFlags")).split()
 
 
+def test_windows_asks_for_none_though_wine_shows_the_files(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "win32")
+    assert block_bytes() == 0
+
+
 @needs_them
 def test_full_blocks_that_came_since_are_put_together() -> None:
     numbers = np.arange(SIZE // 4, dtype=np.uint32).view(np.uint8)
