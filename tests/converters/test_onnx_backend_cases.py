@@ -126,9 +126,9 @@ BEGUN = [np.array(7, np.float32)]
 SEQUENCES: list[tuple[str, list[str] | None, dict[str, Any], list[Any], dict[str, Any]]] = [
     ("loop13_seq", None, {"seq_empty": []}, [s * (k + 1) for k, s in enumerate(SLICES)], {"x_grad": OF_SLICES}),
     ("loop13_seq", ["seq_empty"], {"seq_empty": [SLICES[3]]}, [SLICES[2], *SLICES], {"seq_empty_grad": [SLICES[2]]}),
-    ("loop16_seq_none", None, {"opt_seq": None}, [BEGUN[0], *(s * (k + 1) for k, s in enumerate(SLICES))],
+    ("loop16_seq_none", ["x", "constant_in"], {"opt_seq": None}, [BEGUN[0], *(s * (k + 1) for k, s in enumerate(SLICES))],
      {"x_grad": OF_SLICES, "constant_in_grad": BEGUN[0]}),
-    ("loop16_seq_none", None, {"opt_seq": BEGUN}, [BEGUN[0], *(s * (k + 1) for k, s in enumerate(SLICES))],
+    ("loop16_seq_none", ["x", "constant_in"], {"opt_seq": BEGUN}, [BEGUN[0], *(s * (k + 1) for k, s in enumerate(SLICES))],
      {"x_grad": OF_SLICES, "constant_in_grad": np.array(0, np.float32)}),
     ("loop16_seq_none", ["opt_seq"], {"opt_seq": BEGUN}, [BEGUN[0], *SLICES], {"opt_seq_grad": BEGUN}),
     ("loop16_seq_none", ["opt_seq"], {"opt_seq": None}, [BEGUN[0], *SLICES], {"opt_seq_grad": []}),

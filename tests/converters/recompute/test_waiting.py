@@ -87,8 +87,8 @@ def test_gradients_of_weights_come_first_but_large_ones_last(precision: str | No
 @pytest.mark.parametrize(
     "branches",
     [
-        ("float[N,3] p", "n = Shape(a) p = Expand(one, n)", "float[N,3] q", "q = Identity(b)", "k = Identity(d)"),
-        ("int64[2] n", "n = Shape(a)", "int64[2] q", "q = Shape(x)", "k = Expand(one, d)"),
+        ("float[N,3] p", "n = Shape(a) p = Expand(v, n)", "float[N,3] q", "q = Identity(b)", "k = Identity(d)"),
+        ("int64[2] n", "n = Shape(a)", "int64[2] q", "q = Shape(x)", "k = Expand(v, d)"),
     ],
 )
 def test_a_branch_that_asks_for_a_shape(branches: tuple[str, ...]) -> None:
@@ -96,7 +96,7 @@ def test_a_branch_that_asks_for_a_shape(branches: tuple[str, ...]) -> None:
     first, then, second, other, behind = branches
     model = parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 20]> g (float[N,3] x, bool c) => (float loss)
-        <float[3] w = {{1,2,3}}, float[1] one = {{1}}> {{ a = Mul(x, w) b = Tanh(a)
+        <float[3] w = {{1,2,3}}, float[1] v = {{1}}> {{ a = Mul(x, w) b = Tanh(a)
         d = If(c) <then_branch = t () => ({first}) {{ {then} }}, else_branch = e () => ({second}) {{ {other} }}>
         {behind} f = Mul(k, b) loss = ReduceSum<keepdims = 0>(f) }}"""
     )
