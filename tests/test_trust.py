@@ -20,7 +20,7 @@ from tools import trust
         ("", 2, ""),
     ],
 )  # fmt: skip
-def test_what_a_log_says(log: str, code: int, says: str) -> None:
+def test_outcome_of_a_log(log: str, code: int, says: str) -> None:
     assert trust.outcome("fuzz", log, code) == says
 
 

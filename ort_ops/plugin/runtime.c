@@ -42,7 +42,7 @@ typedef struct {
 } operator_type;
 
 #ifdef __linux__
-// Huge pages where tensors of that size lie, as `ort_ops/huge_pages.py` has the system make them for a Trainer (MADV_COLLAPSE): of
+// Huge pages for tensors of at least their size (MADV_COLLAPSE), as `ort_ops/huge_pages.py` has them for a Trainer: of
 // blocks whose pages are all in memory, so this adds next to none.
 #include <errno.h>
 #include <sys/mman.h>

@@ -16,7 +16,7 @@ from onnx_backprop.ort_ops.compiler.llvm import routine
 from onnx_backprop.ort_ops.vector.emit import BYTES, I32, I64, IOTA, ITEM, LANES, VEC, ZERO, Value, blocks, carry
 
 SIZES = (3, 5)  # of the kernels, square
-_AHEAD = 20 << 10  # bytes: a block of columns goes through a plane in less time than memory takes to answer
+_AHEAD = 3072  # bytes
 
 
 def _stencil(size: int) -> Callable[[ir.Function], None]:
@@ -57,7 +57,6 @@ def _stencil(size: int) -> Callable[[ir.Function], None]:
             totals.append(sums.fadd(running[i - 1], total) if i else total)
         sums.cbranch(sums.icmp_signed(">=", y, I64(size - 1)), finish.block, step.block)
         at, after = finish.add(to, along), finish.add(to, target_row)
-        finish.prefetch(finish.add(at, I64(_AHEAD)), writing=True, level=2)
         finish.cbranch(finish.icmp_signed(">=", writable, I64(VECTOR)), whole.block, part.block)
         whole.put(totals[-1], at)  # AMD's masked stores are slow
         part.put(totals[-1], at, writable)

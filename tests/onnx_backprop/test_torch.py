@@ -45,7 +45,7 @@ def exported(module: Any, path: Path, *inputs: Any, **more: Any) -> Path:
 
 
 @pytest.mark.skipif(not block_bytes(), reason="this system gives no huge pages on request")
-def test_what_a_step_uses_is_put_together_before_the_third(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_use_huge_pages_from_the_third_on(monkeypatch: pytest.MonkeyPatch) -> None:
     own, asked = ob.torch.module(unet_resize.build(features=4, levels=2)), list[int]()
     done = list[int]()
     monkeypatch.setattr(HugePages, "collapse", lambda *_: asked.append(len(done)))

@@ -104,7 +104,7 @@ def test_whole_blocks_are_asked_for() -> None:
 
 
 @needs_them
-def test_the_pages_of_what_was_there_before_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_mappings_are_not_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process may have reserved any number, and there are 4 KiB to read for a block of 2 MiB."""
     monkeypatch.setattr(huge_pages, "_PIECE", 8)
     before = Blocks(512, mmap.MADV_DONTDUMP)

@@ -78,7 +78,7 @@ def test_what_a_wheel_for_windows_carries_is_what_llvmlite_loads_there() -> None
     assert for_a_linker.startswith("6486"), "COFF for x86-64"
 
 
-def test_nothing_asks_for_what_windows_has_not() -> None:
+def test_no_call_is_missing_on_windows() -> None:
     code = (
         "import os; del os.fork, os.register_at_fork, os.sched_getaffinity\nimport sys; sys.modules['fcntl'] = None\n"
         + SCRIPT

@@ -464,7 +464,7 @@ def test_equal_rows_that_indices_take_are_several() -> None:
     assert {name: value.shape for name, value in graph.initial_values().items()} == {"embedding": (2, 3)}
 
 
-def test_a_pattern_that_freezes_a_part_of_what_a_tensor_is_computed_from() -> None:
+def test_freezing_one_factor_of_a_computed_tensor_is_reported() -> None:
     """As LoRA by hand, W + BA, whose W is frozen."""
     file = exported(
         "h = MatMul(x, add) y = MatMul(h, o)",

@@ -133,7 +133,7 @@ def test_a_row_without_an_axis(reduction: str) -> None:
             assert np.abs(got["x_grad"]).max() > 1e-3, message
 
 
-def test_a_loss_whose_log_probabilities_are_read_has_its_own_rule() -> None:
+def test_a_loss_with_log_probabilities_keeps_its_rule() -> None:
     """A few nodes; the body of its function has twice as many."""
     explanation = ob.explain_gradients(loss_model((4, 3), attributes={}, log_prob=True))
     assert [node.by for node in explanation.nodes] == ["rules.loss.softmax_cross_entropy_loss"]
