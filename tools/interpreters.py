@@ -5,9 +5,11 @@ Each lies in a folder, is made there once, and raises MissingError with what thi
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -83,12 +85,9 @@ def windows(folder: Path) -> tuple[list[str], Path, dict[str, str]]:
         asked = [f"{one.name}{one.specifier}" for one in asked if not one.marker or one.marker.evaluate(there)]
         run("pip", [*_PIP, "install", *given, "--target", str(site), *asked, "numpy==2.2.1", "colorama"])
         (folder / "made").touch()
-    variables = {
-        "WINEPREFIX": str(folder / "prefix"),
-        "WINEDEBUG": "-all",
-        "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONUTF8": "1",
-    }
+    # not in the checkout: its folder has a link to /, which setuptools would follow at the next build
+    prefix = Path(tempfile.gettempdir()) / f"onnx-backprop-wine-{os.getuid()}"
+    variables = {"WINEPREFIX": str(prefix), "WINEDEBUG": "-all", "PYTHONDONTWRITEBYTECODE": "", "PYTHONUTF8": "1"}
     return [wine(), str(python / "python.exe")], site, variables
 
 
