@@ -181,8 +181,9 @@ def _plan(request: Request) -> Plan:
     batch, channels, *lengths = (src[axis] for axis in data_to_ncx(request.attributes["data_format"], len(src)))
     length, epsilon = math.prod(lengths), float(np.float32(request.attributes["epsilon"]))
     program = programs.program_of(request)
-    if program and not (request.inputs[MEAN] and request.inputs[VARIANCE]):
-        raise ShapeError("a program wants mean and variance", op_type=OP.name)
+    given = [request.inputs[n] for n in (MEAN, VARIANCE, BETA)] if program else []
+    if None in given[:2] or given[2:] not in ([], [None], [(channels,)]):
+        raise ShapeError(f"a program wants mean, variance and beta, got those of {given}", op_type=OP.name)
     if request.attributes["data_format"] == "NXC" or (length == 1 and not program):
         return batch_norm_rows.plan(request.element_type, batch * length, channels, epsilon)
     parameters = BatchNormBackward(
