@@ -160,8 +160,8 @@ class _Fusion:
     def _native(
         self, at: int, node: NodeProto, program: Program, inputs: list[str], outputs: list[str], planes: int = 0
     ) -> bool:
-        """Put a BatchNorm with a program in the place of a node, if it can have that."""
-        if len(inputs) > MAX_INPUTS or program.numbers > MOST_NUMBERS:
+        """Put a BatchNorm with a program in the place of a node, if it can have that, and has a place to write to."""
+        if not self._readers[outputs[0]] or len(inputs) > MAX_INPUTS or program.numbers > MOST_NUMBERS:
             return False
         outputs = [name or unique(f"{outputs[0]}/unread", self._taken) for name in outputs]
         self._changed[at] = NodeProto(

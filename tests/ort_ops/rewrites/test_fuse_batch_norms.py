@@ -176,6 +176,7 @@ def with_attribute(graph: ModelProto, op_type: str, name: str, value: Any) -> Mo
         (with_attribute(model(RELU), BACKWARD, "epsilon", 1e-5), [BOTH[0], "ReLUBackward", BACKWARD]),
         (model(RELU.replace("m, v, g)", "m, v, b)")), [BOTH[0], "ReLUBackward", BACKWARD]),
         (model(RELU.replace("m, v, g)", "rm, rv, g)")), [BOTH[0], "ReLUBackward", BACKWARD]),
+        (model(RELU, outputs="y"), [BOTH[0], "ReLUBackward", BACKWARD]),
         (model(RELU.replace("(x, dz", "(r, dz")), [BOTH[0], "ReLUBackward", BACKWARD]),
         (
             with_attribute(with_attribute(model(RELU, (2, 3, 4, 3)), FORWARD, "data_format", "NXC"), BACKWARD, "data_format", "NXC"),
@@ -185,7 +186,7 @@ def with_attribute(graph: ModelProto, op_type: str, name: str, value: Any) -> Mo
     ids=[
         *("z is put out", "z is read elsewhere", "dz is read behind", "dz is read before", "dz is put out"),
         *("statistics are read before", "no step", "no chain", "a gate is read elsewhere"),
-        *("another epsilon", "another gamma", "other statistics"),
+        *("another epsilon", "another gamma", "other statistics", "nobody reads dx"),
         *("another x", "channels last"),
     ],
 )  # fmt: skip
