@@ -3,10 +3,12 @@
     z = BatchNorm(x)  s = Add(z, r)  y = Relu(s)                    ->   y = BatchNorm(x, r; "…; Add v2 t1; Relu v3")
     dz = ReLUBackward(y, dy)  dx = BatchNormTrainingBackward(x, dz) ->   dx = BatchNormTrainingBackward(x, dy, y; "…")
 
-z is not made then, and dz lies where dx comes to lie. A chain that reads z to make dz, as that of HardSwish does, has
-it computed again from x and the statistics; the same where z is read as Relu(z), so that y need not be there. Bits are
-those of the separate nodes. Left alone: a z that anybody else reads, NXC and planes of one element, whose sums have
-another order, types other than float32.
+z is not made then, and dz lies where dx comes to lie, or is put out where others read it and the gradient comes right
+behind it. A chain that reads z to make dz, as that of HardSwish does, has it computed again from x and the statistics;
+the same where z is read as Relu(z), so that y need not be there. A chain that reads Mul(dy, gate) or Expand(pool), with
+one number for each plane of x, spreads these itself. Bits are those of the separate nodes, and no tensor is there for
+longer. Left alone: a z that anybody else reads, NXC and planes of one element, whose sums have another order, types
+other than float32.
 """
 
 from collections import defaultdict
@@ -26,7 +28,7 @@ from onnx_backprop.ort_ops.rewrites.fuse_elementwise import Chains, Shape
 from onnx_backprop.ort_ops.runtime.call import MAX_INPUTS
 
 FORWARD, BACKWARD = "BatchNormForwardTraining", "BatchNormTrainingBackward"
-X, DY, MEAN, VARIANCE, GAMMA, BETA = 0, 1, 2, 3, 3, 4
+X, GAMMA, BETA = 0, 3, 4  # inputs of FORWARD
 
 
 def fuse_batch_norms(model: ModelProto) -> ModelProto:
