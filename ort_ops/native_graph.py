@@ -70,16 +70,18 @@ def native(
     The order, and why:
     1. `fuse_attention`, `replace_operators` and `replace_products`, which recognise the operators that the file has,
        the second after the first, which leaves attention no products;
-    2. `fuse_elementwise`, before the next, since a whole chain may be cheap enough to be computed again;
-    3. `rematerialize`, while the backward pass alone lies behind the loss;
-    4. `fuse_updates`, so that
-    5. `update_in_place` finds the updates; behind all that adds readers of values, since no reader may come after it;
-    6. the native kernels take the place of the operators of the domain, those of 1 among them, and of their functions:
+    2. `fuse_elementwise`, before the next two, since a whole chain may be cheap enough to be computed again;
+    3. `fuse_batch_norms`, which take chains in that are not computed again then;
+    4. `rematerialize`, while the backward pass alone lies behind the loss;
+    5. `fuse_updates`, so that
+    6. `update_in_place` finds the updates; behind all that adds readers of values, since no reader may come after it;
+    7. the native kernels take the place of the operators of the domain, those of 1 among them, and of their functions:
        of one node each where types are stated, so that onnxruntime keeps the order.
     """
     # not above: llvmlite, which other routes do without
     from onnx_backprop.ort_ops.compiler.machine import matrix_tiles
     from onnx_backprop.ort_ops.rewrites.fuse_attention import fuse_attention
+    from onnx_backprop.ort_ops.rewrites.fuse_batch_norms import fuse_batch_norms
     from onnx_backprop.ort_ops.rewrites.fuse_elementwise import fuse_elementwise
     from onnx_backprop.ort_ops.rewrites.fuse_updates import fuse_updates
     from onnx_backprop.ort_ops.rewrites.in_place import update_in_place
@@ -93,6 +95,7 @@ def native(
         if matrices and matrix_tiles():
             replace_products(model)
         fuse_elementwise(model)
+        fuse_batch_norms(model)
         rematerialize(model, ends)
     fuse_updates(model)
     in_place, guard = update_in_place(model, next(iter(ends)), updates) if updates else (frozenset[str](), "")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import NamedTuple
 
+import numpy as np
 from llvmlite import ir
 
 from onnx_backprop.opset.core.errors import InvalidModelError
@@ -97,6 +98,19 @@ def _sigmoid(b: Block, x: Value) -> Value:
     return b.fdiv(b.select(below, power, one), b.fadd(one, power))
 
 
+def _relu(b: Block, x: Value) -> Value:
+    """A NaN and -0 stay, as they do in onnxruntime."""
+    return b.select(b.fcmp_ordered("<", x, ZERO), ZERO, x)
+
+
+def _hard_swish(b: Block, x: Value) -> Value:
+    """x · max(0, min(1, x/6 + 1/2)), in the steps of onnxruntime."""
+    one, sixth, half = (ir.Constant(VEC, [float(np.float32(number))] * VECTOR) for number in (1, 1 / 6, 0.5))
+    share = b.fadd(b.fmul(x, sixth), half)
+    share = b.select(b.fcmp_ordered(">", share, one), one, share)
+    return b.fmul(x, _relu(b, share))
+
+
 def _where(b: Block, truth: Value, x: Value, y: Value) -> Value:
     return b.select(truth if truth.type == MASK else b.fcmp_unordered("!=", truth, ZERO), x, y)
 
@@ -131,6 +145,8 @@ STEPS = {
     "Sigmoid": ProgramStep((TENSOR,), _sigmoid),
     "Erf": ProgramStep((TENSOR,), _erf),
     "Sign": ProgramStep((TENSOR,), _sign),
+    "Relu": ProgramStep((TENSOR,), _relu),
+    "HardSwish": ProgramStep((TENSOR,), _hard_swish),
     "Less": ProgramStep(_TWO, _compared("<"), FLAG),
     "LessOrEqual": ProgramStep(_TWO, _compared("<="), FLAG),
     "Greater": ProgramStep(_TWO, _compared(">"), FLAG),
@@ -226,6 +242,16 @@ def _run(text: str, name: str, builder: ir.IRBuilder, *values: Value) -> None:
     builder.position_at_end(b.block)
 
 
+def digest(text: str) -> str:
+    """What functions for a formula are named after."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def runner(text: str) -> Intrinsic:
+    """run(numbers, row of the addresses of tensors and results, first element, elements), for compiled code."""
+    return Intrinsic(None, (INT,) * 4, partial(_run, text, f"update_{digest(text)}"))
+
+
 @dataclass(kw_only=True)
 class Job(Record):
     """What threads work on: `pieces` in all, of `items` tensors each.
@@ -248,11 +274,10 @@ _NEXT = offset(Job, "next")
 @cache
 def stage_of(text: str) -> Exported:
     """A C function (job, thread) that applies the formula to one piece after the other."""
-    name = f"update_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    run = Intrinsic(None, (INT,) * 4, partial(_run, text, name))
+    run = runner(text)
 
     @exported(None, INT, INT)
-    @compiled(name)
+    @compiled(f"update_{digest(text)}")
     def work(address, _thread):
         job = view(Job, address)
         while True:

@@ -1,4 +1,4 @@
 """Kernels of the gradients of normalisations and of softmax.
 
-May import `vector`, `runtime`, `compiler` and the operators and errors of opset.
+May import `elementwise`, `vector`, `runtime`, `compiler` and the operators and errors of opset.
 """

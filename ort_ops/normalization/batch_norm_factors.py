@@ -10,6 +10,13 @@ DIFF_GAMMA, DIFF_BETA = 0, 1  # further outputs
 
 
 @inner  # a variance of zero without epsilon gives what it gives in NumPy
+def slope_of(gamma, channel, variance, epsilon):
+    """float64 γ·r."""
+    rate = 1.0 / np.sqrt(variance + epsilon)
+    return rate * np.float64(load_f32(gamma, channel)) if gamma else rate
+
+
+@inner
 def factors_of(call, channel, count, epsilon, square, whole, along):
     """float64 (slope, along, level) from a channel's sums of (x - mean)², dy and dy·(x - mean) over `count` elements.
 

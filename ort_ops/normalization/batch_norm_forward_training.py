@@ -3,23 +3,29 @@
 One pass takes Σ d and Σ d² in float64, d = x - shift, of which μ = shift + Σ d / n and σ² = Σ d² / n - (Σ d / n)². The
 shift is the running mean, which is near μ; where it turns out to be many σ away, or x is the same everywhere, the sums
 are taken again about μ. No order of them shows in float32: ranks that add up theirs come to the same numbers as one. A
-last pass, over what mostly is in a cache still, normalises in float32, every step rounded.
+last pass, over what mostly is in a cache still, normalises in float32, every step rounded, and may do what follows, as
+Add and Relu, at once (`batch_norm_programs`).
 """
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from onnx_backprop.opset.core.layout import data_to_ncx
 from onnx_backprop.opset.operators.batch_norm_forward_training import OP
-from onnx_backprop.ort_ops.compiler.decorators import fast, inner
-from onnx_backprop.ort_ops.compiler.llvm import by_type, load_f32, load_f64, store_f32, store_f64
-from onnx_backprop.ort_ops.compiler.records import Record
+from onnx_backprop.ort_ops.compiler.decorators import compiled, fast, inner, shared
+from onnx_backprop.ort_ops.compiler.llvm import by_type, load_f32, load_f64, store_f32, store_f64, store_i64
+from onnx_backprop.ort_ops.compiler.objects import Exported
+from onnx_backprop.ort_ops.compiler.records import Record, view
+from onnx_backprop.ort_ops.elementwise.program import Program, digest, runner
+from onnx_backprop.ort_ops.normalization import batch_norm_programs as programs
+from onnx_backprop.ort_ops.normalization.batch_norm_factors import slope_of
 from onnx_backprop.ort_ops.runtime.bridge import NativeKernel, Request
-from onnx_backprop.ort_ops.runtime.stages import Plan, stage
+from onnx_backprop.ort_ops.runtime.stages import Call, Plan, stage
 
-MEAN, VARIANCE, GAMMA, BETA = 1, 2, 3, 4  # inputs
+MEAN, VARIANCE, GAMMA, BETA, NUMBERS = 1, 2, 3, 4, 5  # inputs
 RUNNING_MEAN, RUNNING_VARIANCE, BATCH_MEAN, BATCH_VARIANCE = range(4)  # further outputs
 AWAY = 2.0**12  # (shift - μ)² of so many σ² costs as many times the rounding of a float64
 ATTEMPTS = 2  # more: from a shift of 10³⁰ it takes both
@@ -59,7 +65,7 @@ def _better(shift, count, total, square):
     return shift if near or candidate - candidate != 0.0 else candidate
 
 
-@inner  # a variance of zero without epsilon gives what it gives in NumPy
+@inner
 def _finish(call, p, channel, shift, total, square):
     """Store the statistics of a channel; float32 (μ, γ·r, β)."""
     count = np.float64(p.runs * p.length)
@@ -80,9 +86,8 @@ def _finish(call, p, channel, shift, total, square):
         store_f32(call.more[BATCH_MEAN], channel, np.float32(mean))
     if call.more[BATCH_VARIANCE]:
         store_f32(call.more[BATCH_VARIANCE], channel, np.float32(variance))
-    rate = 1.0 / np.sqrt(np.float64(np.float32(variance)) + p.epsilon)
-    gamma, beta = call.inputs[GAMMA], call.inputs[BETA]
-    slope = rate * np.float64(load_f32(gamma, channel)) if gamma else rate
+    slope = slope_of(call.inputs[GAMMA], channel, np.float64(np.float32(variance)), p.epsilon)
+    beta = call.inputs[BETA]
     return np.float32(mean), np.float32(slope), load_f32(beta, channel) if beta else np.float32(0.0)
 
 
@@ -114,21 +119,52 @@ def _channel_sums(p, x, channel, shift):
 
 
 @inner
-def _channel(call, p, channel, _scratch):
-    """NCX: one channel."""
-    x, y, kind = call.inputs[0], call.output, p.kind
-    runs, channels, length = p.runs, p.channels, p.length
-    shift, count = _shift(call, channel), np.float64(runs * length)
+def _statistics(call, p, channel):
+    """Those of one channel, NCX, stored; what `_finish` answers."""
+    x = call.inputs[0]
+    shift, count = _shift(call, channel), np.float64(p.runs * p.length)
     total, square = _channel_sums(p, x, channel, shift)
     for _attempt in range(ATTEMPTS):
         better = _better(shift, count, total, square)
         if better != shift:
             shift = better
             total, square = _channel_sums(p, x, channel, shift)
-    mean, slope, beta = _finish(call, p, channel, shift, total, square)
+    return _finish(call, p, channel, shift, total, square)
+
+
+@inner
+def _channel(call, p, channel, _scratch):
+    """NCX: one channel."""
+    x, y, kind, channels, length = call.inputs[0], call.output, p.kind, p.channels, p.length
+    mean, slope, beta = _statistics(call, p, channel)
     if y:
-        for n in range(runs):
+        for n in range(p.runs):
             by_type(kind, _normalise, y, x, (n * channels + channel) * length, length, mean, slope, beta)
+
+
+@shared
+def _measure(address, channel, numbers):
+    """The first numbers of a program: μ, γ·r and β."""
+    call = view(Call, address)
+    mean, slope, beta = _statistics(call, view(BatchNormForward, call.parameters), channel)
+    programs.begin(numbers, mean, slope, beta)
+
+
+@cache
+def _programmed(text: str) -> Exported:
+    """`_channel` where the last pass is a program."""
+    run, tensors, count = runner(text), Program.parse(text).tensors, Program.parse(text).numbers
+
+    @compiled(f"batch_norm_forward_{digest(text)}")
+    def work(call, p, channel, _scratch):
+        row, numbers, channels, length = programs.row(), programs.numbers(), p.channels, p.length
+        _measure(call, channel, numbers)
+        programs.fill(call, row, numbers, 1, tensors, NUMBERS, 0, count)
+        store_i64(row, tensors, call.output)
+        for n in range(p.runs):
+            run(numbers, row, (n * channels + channel) * length, length)
+
+    return stage(f"batch_norm_forward_{digest(text)}", BatchNormForward, work)
 
 
 @inner
@@ -195,7 +231,8 @@ def _plan(request: Request) -> Plan:
     src, attributes = request.inputs[0], request.attributes
     assert src is not None
     batch, channels, *lengths = (src[axis] for axis in data_to_ncx(attributes["data_format"], len(src)))
-    length, rows = math.prod(lengths), attributes["data_format"] == "NXC" or math.prod(lengths) == 1
+    length, program = math.prod(lengths), programs.program_of(request)
+    rows = attributes["data_format"] == "NXC" or (length == 1 and not program)
     parameters = BatchNormForward(
         kind=request.element_type,
         runs=batch * length if rows else batch,
@@ -206,7 +243,7 @@ def _plan(request: Request) -> Plan:
     )
     if rows:
         return Plan(parameters, ((_COLUMNS, -(-channels // WIDTH)),), per_thread=(8 * DOUBLES + 4 * FLOATS) * WIDTH)
-    return Plan(parameters, ((_CHANNEL, channels),))
+    return Plan(parameters, ((_programmed(program) if program else _CHANNEL, channels),))
 
 
-KERNEL = NativeKernel(OP, _plan)
+KERNEL = NativeKernel(programs.accepting(OP, 1), _plan)

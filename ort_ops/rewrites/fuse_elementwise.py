@@ -37,7 +37,7 @@ Shape = tuple[int | str, ...]
 def fuse_elementwise(model: ModelProto) -> ModelProto:
     """Replace chains of the main graph, of two or more nodes, in place; returns the model."""
     _bypass_dropout(model)
-    chains = _Chains(model)
+    chains = Chains(model)
     absorbed: dict[int, NodeProto | None] = {}
     for last in range(len(model.graph.node) - 1, -1, -1):
         if last not in absorbed and chains.is_step(last):
@@ -82,7 +82,7 @@ def _without_unread(nodes: list[NodeProto], read: set[str]) -> list[NodeProto]:
 
 
 @dataclass
-class _Chains:
+class Chains:
     """What is known of a graph's values, and the numbers of the chains so far."""
 
     model: ModelProto
@@ -125,6 +125,10 @@ class _Chains:
         local = tensor.data_location == TensorProto.DEFAULT
         if tensor.data_type == TensorProto.FLOAT and local and set(tensor.dims) <= {1}:
             self._scalars[name] = float(numpy_helper.to_array(tensor).reshape(())), len(tensor.dims)
+
+    def shape(self, name: str) -> Shape | None:
+        """That of a float32 tensor; None where it is not stated."""
+        return self._shapes.get(name) if self._types.get(name) == TensorProto.FLOAT else None
 
     def is_step(self, n: int) -> bool:
         """Whether a node is a step on tensors of the shape of its result, numbers aside."""

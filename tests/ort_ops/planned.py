@@ -47,7 +47,7 @@ class Shapes:
     def call(self, dtype: str) -> Request:
         """What a kernel makes its plan for. Raises what the operator has to say against the shapes."""
         op = BY_NAME[self.op]
-        attributes = Attributes(op, self.attributes)
+        attributes = Attributes(KERNELS[NATIVE_PREFIX + self.op].op, self.attributes)  # which may have more
         inputs = (*self.inputs, *[None] * (len(op.inputs) - len(self.inputs)))
         outputs = op.run_shapes(attributes, [None if shape is None else Arg(shape) for shape in inputs])
         return Request(attributes, ELEMENT_TYPES[dtype], inputs, (None,) * len(inputs), outputs)

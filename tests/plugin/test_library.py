@@ -339,6 +339,31 @@ def test_what_computes_in_float16_has_the_losses_of_the_trainer(tmp_path: Path, 
     assert _trained(training, tmp_path, SIZES[0])[0] == expected
 
 
+def test_batch_norms_with_what_stands_around_them(tmp_path: Path, training: Any) -> None:
+    """A residual, a Relu and their gradients in the passes of the batch norm."""
+    model = _model()
+    nodes = parser.parse_graph("""
+        g (float[N, 3, H, W] a) => (float[N, 3, H, W] b) {
+            n, m, v = BatchNormalization <training_mode = 1> (a, gamma, beta, mean, variance)
+            s = Add (n, a) b = Relu (s) }""").node
+    model.graph.node.pop(1)
+    for n, node in enumerate(nodes):
+        model.graph.node.insert(1 + n, node)
+    for n, name in enumerate(("gamma", "beta", "mean", "variance")):
+        model.graph.initializer.append(numpy_helper.from_array(np.full(3, 0.5 + n / 4, np.float32), name))
+    graph = ob.training_graph(model, loss="mse", optimizer="adamw", training_mode=True)
+    ob.compile_plugin(graph, tmp_path, lengths=_lengths(SIZES[0]))
+    compiled_nodes = onnx.load(tmp_path / "training.onnx").graph.node
+    assert (
+        sum(any(a.name == "program" and "ReLUBackward" in str(a.s) for a in n.attribute) for n in compiled_nodes) == 1
+    )
+    assert not any(node.op_type in ("Add", "Relu") for node in compiled_nodes[:8])
+    trainer, data = ob.Trainer(graph, learning_rate=0.01), batches(SIZES[0])
+    expected = [trainer.step({k: v[n] for k, v in data.items()}) for n in range(6)]
+    for threads in (1, 2):
+        assert _trained(training, tmp_path, SIZES[0], threads)[0] == expected
+
+
 def test_products_are_those_of_the_trainer(tmp_path: Path, training: Any) -> None:
     """In registers of matrices, if the processor has them and no library of the folder is for one that has none."""
     model, rng = (
