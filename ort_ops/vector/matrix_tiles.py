@@ -120,12 +120,25 @@ def _write(b: Block, sums: Value, row: Value, side: int = 2) -> None:
         _tile_function(b, "tilestored64", I8(tile), b.pointer(lies, I8), row)
 
 
+def _spare(entry: Block) -> Value:
+    """Room for a tile on the stack."""
+    tile = entry.alloca(ir.ArrayType(I64, _TILE // 8))
+    tile.align = _LINE
+    return entry.ptrtoint(tile, I64)
+
+
+def _relieve(b: Block, spare: Value) -> None:
+    """Store a tile that nobody needs: after more than 132 products in a row, one of sums waits for 60 others' time."""
+    _tile_function(b, "tilestored64", I8(7), b.pointer(spare, I8), I64(_LINE))
+
+
 def _multiply(
     function: ir.Function, *, mirrored: bool = False, pairs: bool | None = None, count: int = UNITS, side: bool = False
 ) -> None:
     """pairs: how `count` units are split meanwhile; None: none is. side: as for `multiply_columns`."""
     sums, sums_row, left, right, groups, target, source, step, second, further, fetched, again = function.args
     entry, first_time, group, write, store, leave = blocks(function, "entry first_time group write store leave")
+    spare = _spare(entry)
     for n in range(2 * SIDE if side else 0):  # the sum takes longer than it takes to fetch what it is written to
         line = entry.add(entry.mul(sums_row, I64(n // 2)), I64(n % 2 * _LINE))
         entry.prefetch(entry.add(sums, line), writing=True)
@@ -145,6 +158,8 @@ def _multiply(
         for row in range(2):
             for column in range(2):
                 _tile_function(group, "tdpbf16ps", I8(2 * row + column), I8(4 + row), I8(6 + column))
+        if order == _ORDER[3]:
+            _relieve(group, spare)
         for i in islice(units, -(-count // len(_ORDER))):  # as many as are on their way at a time
             row, half = divmod(i, 2) if pairs or side else (i, 0)  # what is adjacent in memory together
             skipped = group.add(group.mul(step, I64(row)), I64(half * _LINE * (1 if pairs else 2)))
@@ -216,6 +231,7 @@ def _sum_segments(function: ir.Function, *, tall: bool = False) -> None:
     sums, sums_row, table, segments, groups, *rest = function.args
     operands = rest[:5], rest[5:]
     entry, segment, group, further, leave = blocks(function, "entry segment group further leave")
+    spare = _spare(entry)
     for tile in range(4):
         _tile_function(entry, "tilezero", I8(tile))
     entry.branch(segment.block)
@@ -235,6 +251,8 @@ def _sum_segments(function: ir.Function, *, tall: bool = False) -> None:
             _tile_function(group, "tileloadd64", I8(5 + n % 3), group.pointer(lies, I8), operands[0][1])
             _tile_function(group, "tdpbf16ps", I8(n), I8(5 + n % 3), I8(4))
             lies = group.add(lies, operands[0][2])
+    if tall:
+        _relieve(group, spare)
     # whose right operands, which may cross lines, change less often
     for order in () if tall else (pair[::-1] for pair in _ORDER):
         for first, start, part, (_, row, tile, parts, _) in zip((4, 6), at, order, operands, strict=True):
@@ -247,6 +265,8 @@ def _sum_segments(function: ir.Function, *, tall: bool = False) -> None:
         for row in range(2):
             for column in range(2):
                 _tile_function(group, "tdpbf16ps", I8(2 * row + column), I8(4 + row), I8(6 + column))
+        if order == _ORDER[3][::-1]:
+            _relieve(group, spare)
     following, next_segment = group.add(done, I64(1)), further.add(number, I64(1))
     steps = [(a, start, group.add(a, o[4])) for a, start, o in zip(at, starts, operands, strict=True)]
     carry([(done, I64(0), following), *steps], segment, group)
