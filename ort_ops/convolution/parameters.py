@@ -98,10 +98,10 @@ class TapRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Residue(Record):
-    """Of the cells modulo the step; in a weight gradient also whether its pairs begin with odd ones."""
+    """Of the cells modulo the step; in a weight gradient also where its pairs begin."""
 
     of: Triple
-    odd: int = 0
+    odd: int = 0  # 1: with an odd cell; 2: as 1, and those that begin with even ones are in the plane before
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,6 +109,26 @@ def split_pairs(target, row, part, source, step, rows, length, ahead):
     """
 
 
+def _shift(function: ir.Function) -> None:
+    target, source, lines = function.args
+    entry, line, leave = blocks(function, "entry line leave")
+    funnel = entry.library(f"llvm.fshl.v{VECTOR}i32", LANES, LANES, LANES, LANES)
+    entry.branch(line.block)
+    done, later = line.phi(I64), line.phi(LANES)  # from the last line to the first
+    at = line.shl(line.sub(line.sub(lines, I64(1)), done), I64(6))
+    here = line.bitcast(line.vector(line.add(source, at)), LANES)
+    line.put(line.bitcast(line.call(funnel, [later, here, _whole(16)]), VEC), line.add(target, at))
+    following = line.add(done, I64(1))
+    carry([(done, I64(0), following), (later, _whole(0), here)], entry, line)
+    line.cbranch(line.icmp_signed("<", following, lines), line.block, leave.block)
+    leave.ret_void()
+
+
+@routine(_shift)
+def shift_pairs(target, source, lines):
+    """Tiles' rows of pairs of steps as pairs that begin one step further on; 0 is behind the last one."""
+
+
 def _tile_function(b: Block, name: str, *arguments: Value, to: ir.Type | None = None) -> Value:
     kinds = [argument.type for argument in arguments]
     return b.call(b.library(f"llvm.x86.{name}", to or ir.VoidType(), *kinds), list(arguments))

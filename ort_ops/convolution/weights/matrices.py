@@ -2,8 +2,8 @@
 
 As `weights.kernel` where the source's channels are the columns. Cells are the steps of the product, a band's as one
 long row of a pitch that is even. Both tensors are split into parts (`vector.matrix_tiles`) once for a band: the
-destination as tiles of SIDE channels; the source SIDE channels after the other, as pairs of cells, and once more as
-pairs that begin one cell further on where a tap needs these. So a tap starts at some pair, and no tile crosses lines of
+destination as tiles of SIDE channels; the source SIDE channels after the other, as pairs of cells, and shifted to pairs
+that begin one cell further on where a tap needs these. So a tap starts at some pair, and no tile crosses lines of
 the cache.
 """
 
@@ -105,7 +105,11 @@ def _copy_source(p, data, n, group, begin, at, box, target, lines, room):
                 if pairs:
                     source = lines + 4 * _ROWS * p.room * of_x
                 to = target + _LINE // 2 * (room * (2 * _PARTS * number + half) + z * box[1] * p.pitch)
-                for i in range(0, box[1] * p.pitch + DEPTH, DEPTH):  # zeros behind the last one: taps shift
+                stop = box[1] * p.pitch + DEPTH  # zeros behind the last one: taps shift
+                for part in range(_PARTS * (plane.odd > 1)):
+                    shifted = to + _LINE * part * room
+                    amx.shift_pairs(shifted, shifted - _LINE * _PARTS * room, (stop + DEPTH - 1) // DEPTH * _ROWS)
+                for i in range(0, stop * (plane.odd < 2), DEPTH):
                     cells_left = cells - plane.odd - i
                     amx.split_rows(
                         tile, _LINE, 2 * _TILE, source + 4 * (i + plane.odd), from_row, channels, cells_left, _AHEAD

@@ -251,7 +251,7 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
             **{name: FLOAT * n for name, n in arrays.items()},
         )  # fmt: skip
 
-    tables = _table(taps) + [word for of, odd in kinds for word in par.Residue(of=of, odd=odd).words()]
+    tables = _table(taps) + [word for of, odd in kinds for word in par.Residue(of=of, odd=odd << ((of, 0) in kinds)).words()]
     blocks = 1, math.ceil(rows / SIDE)
     plan = _in_blocks(head, matrices.WORK, tables, (rows, 1, columns * count), processors(), blocks, scratch_of)
     fused = cells * count * min(c.s * math.ceil(c.d / VECTOR), c.d * math.ceil(c.s / VECTOR)) * VECTOR / COLUMNS
@@ -261,7 +261,7 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
     tiles = math.ceil(count * columns / SIDE) * math.ceil(rows / SIDE)
     # whatever the processors
     copies = 1 if parts > 1 else math.ceil(rows * columns * count / block_sizes.DIRECT_FLOATS)
-    split = units * math.prod(band[:2]) * pitch * (rows + min(copies, blocks[1]) * len(kinds) * columns)
+    split = units * math.prod(band[:2]) * pitch * (rows + min(copies, blocks[1]) * len({of for of, _ in kinds}) * columns)
     cycles = tiles * (TILE_CYCLES * padded / DEPTH + SUM_CYCLES * sums) + SPLIT_CYCLES * split
     return plan if plan.per_thread <= POOL_BYTES and cycles <= FUSED_CYCLES * fused else None
 
