@@ -16,6 +16,7 @@ from onnx_backprop.ort_ops import native_kernels_work
 from onnx_backprop.ort_ops.compiler.machine import matrix_tiles
 from onnx_backprop.ort_ops.convolution.gather import bands
 from onnx_backprop.ort_ops.convolution.gather.kernel import COLUMNS_IN_PLACE, MATRICES
+from onnx_backprop.ort_ops.convolution.parameters import Gather
 from onnx_backprop.ort_ops.convolution.weights import matrices
 from onnx_backprop.ort_ops.convolution.weights import plan as weights_plan
 from onnx_backprop.ort_ops.convolution.winograd import tiles
@@ -156,6 +157,7 @@ def test_cells_are_split_where_they_lie(stride: int) -> None:
 @pytest.mark.parametrize("op", ["Convolution", "ConvolutionBackwardData"])
 def test_images_lie_beside_one_another(op: str, batch: int, cells: int, expected: int) -> None:
     plan = convolution(op, batch, (64, 96), (cells, cells), (3, 3), pads=(1, 1)).plan("f32")
+    assert isinstance(plan.parameters, Gather)
     assert plan.parameters.beside == expected
 
 
