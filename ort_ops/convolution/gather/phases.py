@@ -86,11 +86,11 @@ class Sums:
         """Images whose cells alternate along x, so that a row of them fills a tile's; 1 where that saves no tiles."""
         c, steps, (images, rows, length) = self.c, {*self.head.step, *self.head.out_step}, self.count
         dense = self.head.kind == F32 and c.source.cells[2] == c.destination.cells[2] == 1 and steps == {1}
-        if not self.matrices or self.columns or self.tall or c.source.n or not dense or rows < 2:
+        spread = self.reach.high[2] - self.reach.low[2]  # up to 8, a plane's end has zeros enough
+        if not self.matrices or self.columns or self.tall or c.source.n or not dense or rows < 2 or spread > 8:
             return 1
-        beside = max((n for n in (2, 4) if n <= min(images, SIDE // 2 // length)), default=1)
-        row = length + self.reach.high[2] - self.reach.low[2] - 1  # with zeros before the next one
-        return beside if math.ceil(rows / 2) < beside * math.ceil(((rows - 1) * row + length) / COLUMNS) else 1
+        beside = max((n for n in (2, 4) if n <= images and n * length <= SIDE // 2), default=1)
+        return beside if rows < 2 * beside * math.ceil((rows * (length + spread - 1) + 1 - spread) / COLUMNS) - 1 else 1
 
     @property
     def in_runs(self) -> bool:

@@ -85,6 +85,8 @@ LARGE = [
     (5, 1, 64, 70, (8, 8), (3, 3), (1, 1), (1, 1)),  # two images beside one another, and one alone
     (7, 2, 33, 64, (5, 4), (3, 3), (1, 1), (1, 1)),  # four, of an odd number of rows
     (4, 1, 64, 64, (9, 6), (3, 3), (1, 1), (0, 0), (1, 2)),  # of other lengths than what they read, and are read by
+    (5, 1, 40, 64, (6, 4), (3, 9), (1, 1), (1, 4)),  # the farthest taps of such rows
+    (5, 1, 40, 64, (6, 4), (3, 13), (1, 1), (1, 6)),
     (2, 1, 20, 40, (21, 64), (3, 3), (1, 1), (1, 1)),  # no zeros between rows, several bands, the last one shorter
 ]
 
@@ -138,7 +140,7 @@ def test_cells_split_where_they_lie_wherever_they_may_be(rng, monkeypatch, case:
     assert any(in_place)
 
 
-@pytest.mark.parametrize("case", [LARGE[3], LARGE[12], LARGE[18], LARGE[21]])
+@pytest.mark.parametrize("case", [LARGE[3], LARGE[12], LARGE[18], LARGE[23]])
 def test_threads_change_nothing(case: tuple[Any, ...]) -> None:
     one, several = ([answer for *_, answer in run_large(np.random.default_rng(5), case, threads)] for threads in (1, 4))
     for x, y in zip(one, several, strict=True):
