@@ -65,6 +65,7 @@ class Gather(Record):
     line: int = 0  # cells of rows that are turned together
     at_once: int = 0  # tiles of output channels for which cells are split, where these are columns in place
     together: int = 0  # tiles of cells that are split while as many are multiplied
+    beside: int = 1  # images whose cells alternate along x
     round_groups: int = 0  # what is packed at a time: whole groups, or some tiles of one
     round_tiles: int = 0
     block: int = 0  # channels of one, of a depthwise convolution
@@ -98,10 +99,10 @@ class TapRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Residue(Record):
-    """Of the cells modulo the step; in a weight gradient also whether its pairs begin with odd ones."""
+    """Of the cells modulo the step; in a weight gradient also where its pairs begin."""
 
     of: Triple
-    odd: int = 0
+    odd: int = 0  # 1: odd ones; 2: also, made of those in the plane before; NEXT or LAST, made of the first plane's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,7 @@ class Cells(Record):
     pairs: int = 0  # twice as many: cells that the pairs of a plane have room for
     planes: int = 0
     plane_table: int = 0
-    in_place: bool = False  # tensors are split where they lie
 
 
+NEXT, LAST = 3, 4  # planes of the cells behind and before those of each row, zeros at its end
 TAPS_AT = 8 * size(Cells)  # where the table of taps lies

@@ -24,7 +24,7 @@ from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 _DENSE: Triple = (1, 1, 1)
 # Cycles of a core: a product of 32 x 32 x 32 in registers of matrices, splitting a number, copying one before that,
 # packing a weight, adding 32 x 32 sums to those in memory, and fused products of one number and COLUMNS others
-TILE_CYCLES, SPLIT_CYCLES, COPY_CYCLES, PACK_CYCLES, SUM_CYCLES, FUSED_CYCLES = 480, 1.6, 0.7, 4, 600, 1.7
+TILE_CYCLES, SPLIT_CYCLES, COPY_CYCLES, PACK_CYCLES, SUM_CYCLES, FUSED_CYCLES = 410, 1.6, 0.7, 4, 600, 1.7
 
 
 @dataclass(frozen=True)

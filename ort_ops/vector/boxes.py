@@ -7,9 +7,9 @@ An image is an address and the element index of its first cell, with a stride pe
 # max of two tuples is a tuple here, and to pyright an int
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, apart, inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, stack
-from onnx_backprop.ort_ops.vector.registers import transpose_part, transpose_tile
-from onnx_backprop.ort_ops.vector.rows import clear, read_run
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, stack, store_f32
+from onnx_backprop.ort_ops.vector.registers import copy_even_odd, transpose_part, transpose_tile
+from onnx_backprop.ort_ops.vector.rows import clear, read_run, write_run
 
 _square = stack(VECTOR * VECTOR // 2)
 
@@ -198,3 +198,45 @@ def transpose_rows(target, target_row, source, source_row, rows, columns):
     """As `transpose_part`, of up to a vector's length of rows and of any number of columns."""
     for j in range(0, columns, VECTOR):
         transpose_part(target + j * target_row, target_row, source + 4 * j, source_row, rows, min(VECTOR, columns - j))
+
+
+@inner
+def copy_pairs(image, cell, step, rows, count, even, odd):
+    """Even and odd cells of `rows` rows, `step` apart, of a channel of float32, `count` of either from a pair on.
+
+    image: the address of the first cell, how far on to fetch, strides, lengths. cell: the first one, x in pairs.
+    """
+    data, channel, (stride_z, stride_y, _), length = image
+    begin, at = min(max(0, -cell[2]), count), 0
+    end = max(begin, min(count, length[2] // 2 - cell[2]))
+    for n in range(rows):
+        y = cell[1] + n * step
+        inside = 0 <= cell[0] < length[0] and 0 <= y < length[1]
+        start, stop = (begin, end) if inside else (0, 0)
+        row = data + 4 * (cell[0] * stride_z + y * stride_y + 2 * cell[2])
+        clear(even, at, start)
+        clear(odd, at, start)
+        clear(even, at + stop, count - stop)
+        clear(odd, at + stop, count - stop)
+        copy_even_odd(even + 4 * (at + start), odd + 4 * (at + start), row + 8 * start, stop - start, channel)
+        if inside and stop < count and 0 <= 2 * (cell[2] + stop) < length[2]:  # the last cell of an odd number
+            store_f32(even, at + stop, load_f32(row, 2 * stop))
+        at += count
+
+
+@inner
+def write_transposed(kind, out, at, step, source, columns, rows, count):
+    """out[at + i·step + j] = source[j, i]: what lies together is written together, not across the whole tensor."""
+    square = _square()
+    for i in range(0, count, VECTOR):
+        cells = min(VECTOR, count - i)
+        for j in range(0, rows, VECTOR):
+            if kind == F32 and rows >= VECTOR:
+                begin = min(j, rows - VECTOR)  # the last ones, some of them once more: whole vectors are written
+                to, part = out + 4 * (at + i * step + begin), source + 4 * (begin * columns + i)
+                transpose_part(to, 4 * step, part, 4 * columns, VECTOR, cells)
+            else:
+                some = min(VECTOR, rows - j)
+                transpose_part(square, 4 * VECTOR, source + 4 * (j * columns + i), 4 * columns, some, cells)
+                for cell in range(cells):
+                    write_run(kind, out, at + (i + cell) * step + j, 1, square, cell * VECTOR, some)

@@ -109,6 +109,27 @@ def split_pairs(target, row, part, source, step, rows, length, ahead):
     """
 
 
+def _shift(function: ir.Function, *, back: bool) -> None:
+    target, source, lines = function.args
+    entry, line, leave = blocks(function, "entry line leave")
+    funnel = entry.library(f"llvm.fshl.v{VECTOR}i32", LANES, LANES, LANES, LANES)
+    entry.branch(line.block)
+    done, before = line.phi(I64), line.phi(LANES)
+    at = line.mul(done if back else line.sub(line.sub(lines, I64(1)), done), I64(_LINE))
+    here = line.bitcast(line.vector(line.add(source, at)), LANES)
+    pair = (here, before) if back else (before, here)
+    line.put(line.bitcast(line.call(funnel, [*pair, _whole(16)]), VEC), line.add(target, at))
+    following = line.add(done, I64(1))
+    carry([(done, I64(0), following), (before, _whole(0), here)], entry, line)
+    line.cbranch(line.icmp_signed("<", following, lines), line.block, leave.block)
+    leave.ret_void()
+
+
+@routine(choice("shift_pairs", {back: partial(_shift, back=bool(back)) for back in range(2)}))
+def shift_pairs(back, target, source, lines):
+    """Tiles' rows of pairs of steps, 1 or more, as pairs that begin one step later, or earlier; 0 is at the end."""
+
+
 def _tile_function(b: Block, name: str, *arguments: Value, to: ir.Type | None = None) -> Value:
     kinds = [argument.type for argument in arguments]
     return b.call(b.library(f"llvm.x86.{name}", to or ir.VoidType(), *kinds), list(arguments))
@@ -120,12 +141,25 @@ def _write(b: Block, sums: Value, row: Value, side: int = 2) -> None:
         _tile_function(b, "tilestored64", I8(tile), b.pointer(lies, I8), row)
 
 
+def _spare(entry: Block) -> Value:
+    """Room for a tile on the stack."""
+    tile = entry.alloca(ir.ArrayType(I64, _TILE // 8))
+    tile.align = _LINE  # pyright: ignore[reportAttributeAccessIssue]
+    return entry.ptrtoint(tile, I64)
+
+
+def _relieve(b: Block, spare: Value) -> None:
+    """Store a tile that nobody needs: a store behind more than 132 products without any takes 270 ns."""
+    _tile_function(b, "tilestored64", I8(7), b.pointer(spare, I8), I64(_LINE))
+
+
 def _multiply(
     function: ir.Function, *, mirrored: bool = False, pairs: bool | None = None, count: int = UNITS, side: bool = False
 ) -> None:
     """pairs: how `count` units are split meanwhile; None: none is. side: as for `multiply_columns`."""
     sums, sums_row, left, right, groups, target, source, step, second, further, fetched, again = function.args
     entry, first_time, group, write, store, leave = blocks(function, "entry first_time group write store leave")
+    spare = _spare(entry)
     for n in range(2 * SIDE if side else 0):  # the sum takes longer than it takes to fetch what it is written to
         line = entry.add(entry.mul(sums_row, I64(n // 2)), I64(n % 2 * _LINE))
         entry.prefetch(entry.add(sums, line), writing=True)
@@ -145,6 +179,8 @@ def _multiply(
         for row in range(2):
             for column in range(2):
                 _tile_function(group, "tdpbf16ps", I8(2 * row + column), I8(4 + row), I8(6 + column))
+        if order == _ORDER[3]:
+            _relieve(group, spare)
         for i in islice(units, -(-count // len(_ORDER))):  # as many as are on their way at a time
             row, half = divmod(i, 2) if pairs or side else (i, 0)  # what is adjacent in memory together
             skipped = group.add(group.mul(step, I64(row)), I64(half * _LINE * (1 if pairs else 2)))
@@ -216,6 +252,7 @@ def _sum_segments(function: ir.Function, *, tall: bool = False) -> None:
     sums, sums_row, table, segments, groups, *rest = function.args
     operands = rest[:5], rest[5:]
     entry, segment, group, further, leave = blocks(function, "entry segment group further leave")
+    spare = _spare(entry)
     for tile in range(4):
         _tile_function(entry, "tilezero", I8(tile))
     entry.branch(segment.block)
@@ -235,6 +272,8 @@ def _sum_segments(function: ir.Function, *, tall: bool = False) -> None:
             _tile_function(group, "tileloadd64", I8(5 + n % 3), group.pointer(lies, I8), operands[0][1])
             _tile_function(group, "tdpbf16ps", I8(n), I8(5 + n % 3), I8(4))
             lies = group.add(lies, operands[0][2])
+    if tall:
+        _relieve(group, spare)
     # whose right operands, which may cross lines, change less often
     for order in () if tall else (pair[::-1] for pair in _ORDER):
         for first, start, part, (_, row, tile, parts, _) in zip((4, 6), at, order, operands, strict=True):
@@ -247,6 +286,8 @@ def _sum_segments(function: ir.Function, *, tall: bool = False) -> None:
         for row in range(2):
             for column in range(2):
                 _tile_function(group, "tdpbf16ps", I8(2 * row + column), I8(4 + row), I8(6 + column))
+        if order == _ORDER[3][::-1]:
+            _relieve(group, spare)
     following, next_segment = group.add(done, I64(1)), further.add(number, I64(1))
     steps = [(a, start, group.add(a, o[4])) for a, start, o in zip(at, starts, operands, strict=True)]
     carry([(done, I64(0), following), *steps], segment, group)

@@ -41,6 +41,7 @@ class Copy:
         """Floats of the copy of a band of such lengths, at most, and of its results."""
         sums, reach, cells = self.sums, self.sums.reach, math.prod(band)
         box, read = reach.box(band, DENSE), math.prod(reach.box(band, sums.head.step))
+        box[0] += -box[0] % sums.beside
         plane = math.prod(box) + reach.high[2] - reach.low[2] + COLUMNS + 32
         if sums.columns:
             return {"lines": DEPTH * SIDE, "copy": 2 * together(sums) * sums.panel_bytes // 4}
@@ -71,7 +72,8 @@ class Copy:
 
 def copy_of(sums: Sums) -> Copy:
     """How the bands of these sums are copied."""
-    least, limit = (1, 1, min(sums.count[2], VECTOR if sums.blocked else 2 * COLUMNS)), block_sizes.BAND_FLOATS
+    least = sums.beside, 1, min(sums.count[2], VECTOR if sums.blocked else 2 * COLUMNS)
+    limit = block_sizes.BAND_FLOATS
     if sums.blocked and sums.as_cells:
         limit = block_sizes.LANES_FLOATS
     elif sums.blocked:
@@ -98,6 +100,7 @@ def cut(copy: Copy, threads: int = 1) -> problem.Triple:
     images = copy.sums.c.batch * copy.groups * math.prod(problem.bands_of(count, band))
     most = max(1, math.prod(band) // block_sizes.LEAST_CELLS)
     length = math.ceil(band[axis] / min(math.ceil(4 * threads / max(images, 1)), most))
+    length += -length % copy.least[0] if axis == 0 else 0
     return problem.three([length if n == axis else band[n] for n in range(3)], 1)
 
 
@@ -161,6 +164,8 @@ def in_matrices(sums: Sums) -> Sums | None:
     sums, (planes, rows, length) = replace(sums, matrices=True), sums.count
     cells, pitch = planes * rows * length, length + sums.reach.high[2] - sums.reach.low[2]
     tiles = planes * min(math.ceil(rows * pitch / COLUMNS), rows * math.ceil(length / COLUMNS))
+    if sums.beside > 1:
+        tiles = planes * math.ceil(rows / 2) / sums.beside
     outs, fused = math.ceil(c.d / SIDE), FUSED_CYCLES * sums.all_taps * c.s * _rows(c.d) * cells / COLUMNS
     # weights are split once, and residues are copied apart before they are
     images, batch = (planes, planes) if c.source.n == 0 else (1, c.batch)  # that are counted here, that share weights

@@ -18,12 +18,13 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, stack
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.depthwise import data as depthwise
-from onnx_backprop.ort_ops.convolution.gather.matrices import gather_columns, gather_matrices, split_panel
+from onnx_backprop.ort_ops.convolution.gather.matrices import gather_columns, gather_matrices
 from onnx_backprop.ort_ops.convolution.gather.pixels import gather_cells, gather_far
 from onnx_backprop.ort_ops.convolution.gather.planes import gather_planes, tap_of
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector.boxes import nth, transpose_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
+from onnx_backprop.ort_ops.vector.matrix_parts import split_panel
 from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP
 from onnx_backprop.ort_ops.vector.registers import copy_rows, fetch
 from onnx_backprop.ort_ops.vector.rows import clear, scatter_run

@@ -18,48 +18,21 @@ from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bi
 from onnx_backprop.ort_ops.convolution.gather import planes
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, tap_of
 from onnx_backprop.ort_ops.vector import matrix_tiles as amx
-from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, volume
+from onnx_backprop.ort_ops.vector.boxes import copy_line, copy_pairs, dot, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
+from onnx_backprop.ort_ops.vector.matrix_parts import AHEAD, CELL, clear_cells, split_turned
 from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP, SIDE
-from onnx_backprop.ort_ops.vector.registers import copy_rows, transpose_tile
+from onnx_backprop.ort_ops.vector.registers import copy_every, transpose_tile
 from onnx_backprop.ort_ops.vector.rows import clear
 
-_TILE, _PARTS, _LINE, _ROWS = 1024, 3, 64, 16
-_CELL = _PARTS * _LINE  # bytes of a cell's group of channels
-_AHEAD = 512  # bytes of a row that are fetched before they are split
+_TILE, _LINE, _ROWS = 1024, 64, 16
 _values = stack(SIDE)
 
 
 @inner
-def split_panel(target, panel, taps, channels, wide, turned, row):
-    """Packed weights, SIDE output channels of every tap and channel, into parts: a group for DEPTH channels.
-
-    wide: taps that are pairs, of which a group has half the channels; row: scratch for them. turned: whether output
-    channels are rows.
-    """
-    for tap in range(0, taps, wide):
-        for c in range(0, channels, DEPTH // wide):
-            count, source = min(DEPTH // wide, channels - c), panel + 4 * SIDE * (tap * channels + c)
-            if wide > 1:
-                for i in range(wide):
-                    from_tap = source + 4 * SIDE * channels * i
-                    copy_rows(row + 4 * SIDE * i, 4 * SIDE * wide, from_tap, 4 * SIDE, count, SIDE)
-                source = row
-            for half in range(SIDE // _ROWS):
-                to = target + _TILE * half
-                amx.split_pairs(to, _LINE, 2 * _TILE, source + 4 * _ROWS * half, 4 * SIDE, wide * count, _ROWS, 0)
-                for part in range(_PARTS * turned):
-                    transpose_tile(to + 2 * _TILE * part, _LINE, to + 2 * _TILE * part, _LINE)
-            target += GROUP
-
-
-@inner
-def _split_turned(target, source, step, channels, count, tile):
-    """Cells of planes, `step` bytes from channel to channel."""
-    for i in range(0, count, _ROWS):
-        amx.split_pairs(tile, _LINE, 2 * _TILE, source + 4 * i, step, channels, count - i, _AHEAD)
-        for part in range(_PARTS):
-            transpose_tile(target + _CELL * i + _LINE * part, _CELL, tile + 2 * _TILE * part, _LINE)
+def _beside(p, size):
+    """The lengths of planes whose rows hold those of several images."""
+    return (size[0] + p.beside - 1) // p.beside, size[1], size[2] * p.beside
 
 
 @inner
@@ -72,52 +45,52 @@ def _copy_planes(p, data, first, channels, target, of, low, size, lines, both):
     stride, line, odd = tensor.cells, p.line, lines + 4 * DEPTH * p.line
     ends = length[0], length[1], (length[2] - of[2] + step[2] - 1) // step[2]
     strides, tile = (stride[0], stride[1], step[2] * stride[2]), odd + 4 * DEPTH * line
-    in_place, at_once = p.kind == F32 and strides[2] == 1, max(1, line // pitch)
+    in_place, apart, first_target = p.kind == F32 and strides[2] == 1, p.beside * CELL, target
+    at_once = 1 if in_place else max(1, line // pitch)
     start = min(max(0, -low[2]), pitch)
     stop = max(start, min(pitch, ends[2] - low[2]))
-    if in_place:
-        at_once = 1
-    for z in range(size[0]):
+    for z in range(_beside(p, size)[0] * p.beside):
         cell_z = (low[0] + z) * step[0] + of[0]
+        target = first_target + z // p.beside * size[1] * pitch * apart + z % p.beside * CELL
         for y in range(0, size[1], at_once):
             rows, cell = min(at_once, size[1] - y), (cell_z, (low[1] + y) * step[1] + of[1], low[2])
             if in_place:
                 begin, end = start, stop
                 if not (0 <= cell_z < length[0] and 0 <= cell[1] < length[1]):
                     begin, end = pitch, pitch
-                clear(target, 0, begin * _CELL // 4)
+                clear_cells(target, apart, begin)
                 source = data + 4 * (first + dot(cell, strides) + begin)
-                _split_turned(target + begin * _CELL, source, 4 * tensor.c, channels, end - begin, tile)
-                clear(target, end * _CELL // 4, (pitch - end) * _CELL // 4)
+                split_turned(target + begin * apart, apart, source, 4 * tensor.c, channels, end - begin, tile)
+                clear_cells(target + end * apart, apart, pitch - end)
             else:
                 for i in range(channels):
                     image = data + 4 * (first + i * tensor.c), 16 * tensor.c, stride, length
                     if both:
-                        planes.copy_pairs(image, cell, step[1], rows, pitch, lines + 4 * i * line, odd + 4 * i * line)
+                        copy_pairs(image, cell, step[1], rows, pitch, lines + 4 * i * line, odd + 4 * i * line)
                     else:
                         for n in range(rows):
                             place = cell_z, cell[1] + n * step[1], low[2]
                             at = first + i * tensor.c + of[2] * stride[2]
                             copy_line(p.kind, lines, i * line + n * pitch, data, at, strides, place, pitch, ends)
                 if both:
-                    _split_turned(target + both, odd, 4 * line, channels, rows * pitch, tile)
-                _split_turned(target, lines, 4 * line, channels, rows * pitch, tile)
-            target += rows * pitch * _CELL
+                    split_turned(target + both, CELL, odd, 4 * line, channels, rows * pitch, tile)
+                split_turned(target, CELL, lines, 4 * line, channels, rows * pitch, tile)
+            target += rows * pitch * apart
 
 
 @inner
 def _copy(p, data, first, target, low, size, plane, lines):
     """For every residue and group of channels the cells of a band, and zeros."""
-    groups, n, cells = (p.c.s + DEPTH - 1) // DEPTH, 0, volume(size)
-    residue = groups * plane * _CELL
+    groups, n, cells = (p.c.s + DEPTH - 1) // DEPTH, 0, volume(_beside(p, size))
+    residue = groups * plane * CELL
     while n < p.residues:
         of, count = view(par.Residue, p + p.residue_table, n).of, planes.paired(p, n)
         for group in range(groups):
-            to, channels = target + group * plane * _CELL, min(p.c.s - group * DEPTH, DEPTH)
+            to, channels = target + group * plane * CELL, min(p.c.s - group * DEPTH, DEPTH)
             at = first + group * DEPTH * p.c.source.c
             _copy_planes(p, data, at, channels, to, of, low, size, lines, residue * (count - 1))
             for i in range(count):
-                clear(to + i * residue, cells * _CELL // 4, (plane - cells) * _CELL // 4)
+                clear(to + i * residue, cells * CELL // 4, (plane - cells) * CELL // 4)
         target += count * residue
         n += count
 
@@ -129,8 +102,12 @@ def _fits(lines, columns):
 
 
 @inner
-def _multiply(p, _phase, _lines, _columns, c, panel, source, segments, plane, scratch):
-    """A tile of a product: the sum of MATRIX_STEPS steps, and then of others; tall ones have 64 cells."""
+def _multiply(p, _phase, _lines, _columns, c, panel, source, segments, apart, scratch):
+    """A tile of a product: the sum of MATRIX_STEPS steps, and then of others; tall ones have 64 cells.
+
+    apart: cells of a plane, bytes from the first 16 cells to the next ones.
+    """
+    plane, half = apart
     (table, count), sums = segments, scratch + p.offsets.tile + 8 * SIDE * COLUMNS
     more = sums + 4 * SIDE * COLUMNS
     groups, most = (p.c.s + DEPTH - 1) // DEPTH, block_sizes.MATRIX_STEPS // DEPTH
@@ -140,7 +117,7 @@ def _multiply(p, _phase, _lines, _columns, c, panel, source, segments, plane, sc
             again = tap + group > 0
             at = more if again else sums
             segments, number = (table + 16 * tap, min(taps, count - tap)), min(most, groups - group)
-            left = source + group * plane * _CELL, _CELL, _ROWS * _CELL, _LINE, plane * _CELL
+            left = source + group * plane * CELL, CELL, half, _LINE, plane * CELL
             right = panel + group * GROUP, _LINE, _TILE, 2 * _TILE, GROUP
             if p.columns > COLUMNS:
                 amx.sum_tall_segments(at, _LINE, *segments, number, *left, *right)
@@ -160,17 +137,44 @@ def _multiply(p, _phase, _lines, _columns, c, panel, source, segments, plane, sc
 @inner
 def gather_matrices(call, p, packed, panels, n, group, cell, size, begin, end, scratch):
     """The tiles [begin, end) of one band; the packed weights of tile m are panel `panels` + m."""
-    box, band = planes.box_of(p, cell, size), scratch + p.offsets.copy
+    read, band = planes.box_of(p, cell, size), scratch + p.offsets.copy
+    box = _beside(p, read)
     pitch, plane, first = box[2], planes.plane_of(p, box), planes.image_of(p.c.source, n, group * p.c.s)
     amx.take_tiles(scratch + p.offsets.configuration)
-    _copy(p, call.inputs[0], first, band, cell + p.low, box, plane, scratch + p.offsets.lines)
-    groups, words = (p.c.s + DEPTH - 1) // DEPTH, _CELL // 4
-    stride = box[1] * pitch * words, pitch * words, words
+    _copy(p, call.inputs[0], first, band, cell + p.low, read, plane, scratch + p.offsets.lines)
+    groups, words = (p.c.s + DEPTH - 1) // DEPTH, CELL // 4
+    stride = box[1] * pitch * words, pitch * words, p.beside * words
     planes.tap_starts(p, scratch + p.offsets.segments, 0, groups * GROUP // 4, groups * plane * words, stride)
-    copy = (band, pitch, _CELL * box[1] * pitch, _CELL, plane)
+    copy = (band, pitch, CELL * box[1] * pitch, CELL, (plane, _ROWS * CELL))
     of_band = packed, panels, (n, group, cell, size), (begin, end)
-    planes.tiles_of_band(call, p, of_band, scratch, copy, SIDE, groups * GROUP // 4, _fits, _multiply)
+    if p.beside > 1:
+        _tiles_beside(call, p, of_band, scratch, copy, groups * GROUP)
+    else:
+        planes.tiles_of_band(call, p, of_band, scratch, copy, SIDE, groups * GROUP // 4, _fits, _multiply)
     amx.leave_tiles()
+
+
+@inner
+def _tiles_beside(call, p, of_band, scratch, copy, panel):
+    """Tiles of two rows of as many images as lie beside one another."""
+    (packed, panels, (n, group, cell, size), (begin, end)), beside, tile = of_band, p.beside, scratch + p.offsets.tile
+    phase, (band, pitch, from_plane, _, (plane, _)) = view(par.PhaseRecord, p + p.phase_table), copy
+    values, bias, channel, row = _values(), bias_address(call, p), p.c.destination.c, 4 * COLUMNS
+    (at, step), of_taps = out_at(p, phase, n, group, cell), (scratch + p.offsets.segments, phase.taps)
+    for m in range(begin, end):
+        lines, weights = min(SIDE, p.c.d - m * SIDE), packed + (panels + m) * phase.taps * panel
+        if bias:
+            bias_of(F32, bias, group * p.c.d + m * SIDE, lines, values)
+        for z in range(0, size[0], beside):
+            for two in range(0, size[1], 2):
+                y = min(two, size[1] - 2)
+                source, apart = band + z // beside * from_plane + y * pitch * CELL, (plane, pitch * CELL)
+                _multiply(p, phase, lines, COLUMNS, (tile, row), weights, source, of_taps, apart, scratch)
+                if bias:
+                    add_to_rows(tile, row, values, lines, COLUMNS)
+                for i in range(2 * min(beside, size[0] - z)):
+                    to, cells = at + m * SIDE * channel + dot((z + i // 2, y + i % 2, 0), step), i % 2 * _ROWS + i // 2
+                    copy_every(beside, call.output + 4 * to, 4 * channel, tile + 4 * cells, row, lines, size[2])
 
 
 @inner
@@ -200,9 +204,9 @@ def _split(p, data, cells, target, taps):
             for half in range(SIDE // _ROWS):
                 to, at, left = target + _TILE * half, source + channel * c + _LINE * wide * half, cells - _ROWS * half
                 if wide > 1:
-                    amx.split_rows(to, _LINE, 2 * _TILE, at, channel, channels, 2 * left, _AHEAD)
+                    amx.split_rows(to, _LINE, 2 * _TILE, at, channel, channels, 2 * left, AHEAD)
                 else:
-                    amx.split_pairs(to, _LINE, 2 * _TILE, at, channel, channels, left, _AHEAD)
+                    amx.split_pairs(to, _LINE, 2 * _TILE, at, channel, channels, left, AHEAD)
             target += GROUP
 
 

@@ -82,6 +82,17 @@ class Sums:
         return self.reach.low == self.reach.high == (0, 0, 0) and all((n - 1) * s + r < end for n, s, r, end in ends)
 
     @property
+    def beside(self) -> int:
+        """Images whose cells alternate along x, so that a row of them fills a tile's; 1 where that saves no tiles."""
+        c, steps, (images, rows, length) = self.c, {*self.head.step, *self.head.out_step}, self.count
+        dense = self.head.kind == F32 and c.source.cells[2] == c.destination.cells[2] == 1 and steps == {1}
+        spread = self.reach.high[2] - self.reach.low[2]  # up to 8, a plane's end has zeros enough
+        if not self.matrices or self.columns or self.tall or c.source.n or not dense or rows < 2 or spread > 8:
+            return 1
+        beside = max((n for n in (2, 4) if n <= images and n * length <= SIDE // 2), default=1)
+        return beside if rows < 2 * beside * math.ceil((rows * (length + spread - 1) + 1 - spread) / COLUMNS) - 1 else 1
+
+    @property
     def in_runs(self) -> bool:
         """Whether taps that follow one another are summed as channels: of a single one, a tap would be a short sum."""
         return self.c.s == 1 and not self.depthwise and not self.matrices

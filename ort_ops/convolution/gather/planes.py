@@ -11,10 +11,10 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, stack, store_f32,
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
-from onnx_backprop.ort_ops.vector.boxes import copy_line, dense, dot, volume
+from onnx_backprop.ort_ops.vector.boxes import copy_line, copy_pairs, dense, dot, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply, rows_apart
 from onnx_backprop.ort_ops.vector.matrix_tiles import SIDE
-from onnx_backprop.ort_ops.vector.registers import MOST_STEP, copy_even_odd, copy_every, copy_rows, merge_rows
+from onnx_backprop.ort_ops.vector.registers import MOST_STEP, copy_every, copy_rows, merge_rows
 from onnx_backprop.ort_ops.vector.rows import clear, write_phase
 
 _values = stack(COLUMNS)
@@ -105,30 +105,6 @@ def copy_plane(p, source, first, target, of, low, size):
     for n in range(size[0] * size[1]):
         cell = low[0] + n // size[1], low[1] + n % size[1], low[2]
         copy_line(p.kind, target, n * row, source, first, step * stride, cell, row, ends)
-
-
-@inner
-def copy_pairs(image, cell, step, rows, count, even, odd):
-    """Even and odd cells of `rows` rows, `step` apart, of a channel of float32, `count` of either from a pair on.
-
-    image: the address of the first cell, how far on to fetch, strides, lengths. cell: the first one, x in pairs.
-    """
-    data, channel, (stride_z, stride_y, _), length = image
-    begin, at = min(max(0, -cell[2]), count), 0
-    end = max(begin, min(count, length[2] // 2 - cell[2]))
-    for n in range(rows):
-        y = cell[1] + n * step
-        inside = 0 <= cell[0] < length[0] and 0 <= y < length[1]
-        start, stop = (begin, end) if inside else (0, 0)
-        row = data + 4 * (cell[0] * stride_z + y * stride_y + 2 * cell[2])
-        clear(even, at, start)
-        clear(odd, at, start)
-        clear(even, at + stop, count - stop)
-        clear(odd, at + stop, count - stop)
-        copy_even_odd(even + 4 * (at + start), odd + 4 * (at + start), row + 8 * start, stop - start, channel)
-        if inside and stop < count and 0 <= 2 * (cell[2] + stop) < length[2]:  # the last cell of an odd number
-            store_f32(even, at + stop, load_f32(row, 2 * stop))
-        at += count
 
 
 @inner

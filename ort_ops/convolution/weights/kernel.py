@@ -13,21 +13,19 @@ cache of the thread that makes them; where those of several are large, a round m
 
 from typing import Any
 
-from onnx_backprop.ort_ops.compiler.decorators import VECTOR, compiled, inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, stack, store_i64
+from onnx_backprop.ort_ops.compiler.decorators import compiled, inner
+from onnx_backprop.ort_ops.compiler.llvm import F32, store_i64
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, kernel_tap
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector import boxes
 from onnx_backprop.ort_ops.vector.boxes import dot, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, multiply
-from onnx_backprop.ort_ops.vector.registers import transpose_part
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 
 _PAGE = 4096
 _SHORT = 64  # cells of a run whose beginning costs little beside it
 TOGETHER = 8  # channels whose weights are finished together, as those lie behind one another
-_square = stack(VECTOR * VECTOR // 2)
 
 
 @inner
@@ -191,14 +189,14 @@ def _finish(call, p, group, channel, run, first):
     kind, swapped, out = p.kind, p.swapped, call.output
     s, d, taps, columns, w_d, w_s = p.c.s, p.c.d, p.taps, p.columns, p.c.w_d, p.c.w_s
     if not swapped and p.dense and w_s == taps:
-        _write_transposed(kind, out, group * d * w_d + channel * w_s, w_d, first, columns, taps * run, d)
+        boxes.write_transposed(kind, out, group * d * w_d + channel * w_s, w_d, first, columns, taps * run, d)
         return
     for i in range(run):
         source, at = first + 4 * i * columns * taps, group * d * w_d + (channel + i) * w_s
         if p.dense and swapped and taps > 1:
-            _write_transposed(kind, out, (group * d + channel + i) * w_d, w_s, source, columns, taps, s)
+            boxes.write_transposed(kind, out, (group * d + channel + i) * w_d, w_s, source, columns, taps, s)
         elif p.dense and not swapped:
-            _write_transposed(kind, out, at, w_d, source, columns, taps, d)
+            boxes.write_transposed(kind, out, at, w_d, source, columns, taps, d)
         else:
             step, count = w_d, d
             if swapped:
@@ -206,24 +204,6 @@ def _finish(call, p, group, channel, run, first):
             for t in range(taps):
                 place = at + kernel_tap(p, t).weight
                 write_run(kind, out, place, step, source, t * columns, count)
-
-
-@inner
-def _write_transposed(kind, out, at, step, source, columns, rows, count):
-    """out[at + i·step + j] = source[j, i]: what lies together is written together, not across the whole tensor."""
-    square = _square()
-    for i in range(0, count, VECTOR):
-        cells = min(VECTOR, count - i)
-        for j in range(0, rows, VECTOR):
-            if kind == F32 and rows >= VECTOR:
-                begin = min(j, rows - VECTOR)  # the last ones, some of them once more: whole vectors are written
-                to, part = out + 4 * (at + i * step + begin), source + 4 * (begin * columns + i)
-                transpose_part(to, 4 * step, part, 4 * columns, VECTOR, cells)
-            else:
-                some = min(VECTOR, rows - j)
-                transpose_part(square, 4 * VECTOR, source + 4 * (j * columns + i), 4 * columns, some, cells)
-                for cell in range(cells):
-                    write_run(kind, out, at + (i + cell) * step + j, 1, square, cell * VECTOR, some)
 
 
 WORK = stage("cells_work", par.Cells, items_of("products", _unit))

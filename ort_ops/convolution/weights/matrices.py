@@ -2,8 +2,8 @@
 
 As `weights.kernel` where the source's channels are the columns. Cells are the steps of the product, a band's as one
 long row of a pitch that is even. Both tensors are split into parts (`vector.matrix_tiles`) once for a band: the
-destination as tiles of SIDE channels; the source SIDE channels after the other, as pairs of cells, and once more as
-pairs that begin one cell further on where a tap needs these. So a tap starts at some pair, and no tile crosses lines of
+destination as tiles of SIDE channels; the source SIDE channels after the other, as pairs of cells, and shifted to pairs
+that begin one cell further on where a tap needs these. So a tap starts at some pair, and no tile crosses lines of
 the cache.
 """
 
@@ -12,11 +12,11 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import block_sizes
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.gather.planes import copy_pairs, image_of, kernel_tap
+from onnx_backprop.ort_ops.convolution.gather.planes import image_of, kernel_tap
 from onnx_backprop.ort_ops.convolution.weights.kernel import items_of
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector import matrix_tiles as amx
-from onnx_backprop.ort_ops.vector.boxes import copy_line, dot, nth, volume
+from onnx_backprop.ort_ops.vector.boxes import copy_line, copy_pairs, dot, nth, volume, within
 from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP, SIDE
 from onnx_backprop.ort_ops.vector.registers import copy_between, transpose_tile
 from onnx_backprop.ort_ops.vector.rows import clear
@@ -32,10 +32,11 @@ def _lines(p, data, first, tensor, channels, cell, rows, steps, length, lines, r
     cell: the first one, in steps along x; rows: how many of the image, `steps` cells apart along y and x. `room` cells
     of a copy are zeros where there is no image.
     """
-    if p.in_place:
-        return data + 4 * (first + dot(cell, tensor.cells)), 4 * tensor.c, length[2] - cell[2]
     stride, cells = (tensor.cells[0], tensor.cells[1], steps[1] * tensor.cells[2]), rows * p.pitch
     dense = p.kind == F32 and stride[2] == 1
+    wide, follow = (1, True) if rows == 1 else (p.pitch, steps[0] == 1 and stride[1] == p.pitch)
+    if dense and follow and within(cell, (1, rows, wide), length):
+        return data + 4 * (first + dot(cell, stride)), 4 * tensor.c, length[2] - cell[2] if rows == 1 else cells
     for y in range(rows):
         place, to = (cell[0], cell[1] + y * steps[0], cell[2]), lines + 4 * y * p.pitch
         if dense:
@@ -105,7 +106,17 @@ def _copy_source(p, data, n, group, begin, at, box, target, lines, room):
                 if pairs:
                     source = lines + 4 * _ROWS * p.room * of_x
                 to = target + _LINE // 2 * (room * (2 * _PARTS * number + half) + z * box[1] * p.pitch)
-                for i in range(0, box[1] * p.pitch + DEPTH, DEPTH):  # zeros behind the last one: taps shift
+                stop = box[1] * p.pitch + DEPTH  # zeros behind the last one: taps shift
+                pairs_of_row = rows = (stop + DEPTH - 1) // DEPTH * _ROWS
+                if plane.odd > 2:
+                    pairs_of_row = p.pitch // 2
+                for part in range(_PARTS * (plane.odd > 1)):
+                    shifted = to + _LINE * part * room
+                    even = shifted - _LINE * _PARTS * room * max(plane.odd - 2, 1)
+                    for i in range(0, rows, pairs_of_row):
+                        some = min(pairs_of_row, rows - i)
+                        amx.shift_pairs(plane.odd > 3, shifted + _LINE * i, even + _LINE * i, some)
+                for i in range(0, stop * (plane.odd < 2), DEPTH):
                     cells_left = cells - plane.odd - i
                     amx.split_rows(
                         tile, _LINE, 2 * _TILE, source + 4 * (i + plane.odd), from_row, channels, cells_left, _AHEAD

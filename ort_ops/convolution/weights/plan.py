@@ -170,6 +170,8 @@ def _in_blocks(
     if parts == 1:
         blocks = max(math.ceil(wanted / c.groups), math.ceil(row_lines * per_row / block_sizes.DIRECT_FLOATS))
         blocks = max(1, min(most, blocks), least)
+        if head.pitch:  # of whole tiles, where that takes fewer
+            blocks = min(range(blocks, blocks // 2, -1), key=lambda n: n * math.ceil(rows / n / SIDE))
         block_rows = math.ceil(rows / blocks)
         lines = block_rows * lines_of_row + SPARE_ROWS
         offsets, per_thread = scratch_of(block_rows, lines * per_row)
@@ -196,18 +198,27 @@ def _in_blocks(
     return Plan(head, stages, head.rows * of_row, per_thread, (c.groups, groups), (blocks, at_once), tables)
 
 
+def _planes(c: problem.Correlation) -> tuple[list[problem.Triple], list[tuple[problem.Triple, int]]]:
+    """Of every tap in registers of matrices its shift, and the plane that it reads: `Residue`."""
+    split, length = shifts(forward_phase(c), c.strides, quotients=True), c.out_length[2]
+    three = (c.kernel[2], c.strides, c.dilations[2], c.pads[2]) == (3, (1, 1, 1), 1, 1)
+    if three and length == c.source_length[2] <= 64 and length % 2 == 0:
+        return [(z, y, 0) for (z, y, _), _ in split], [(of, (0, par.NEXT, par.LAST)[x]) for (_, _, x), of in split]
+    first = min(shift[2] for shift, _ in split)
+    planes = [(of, (shift[2] - first) % 2) for shift, of in split]
+    return [shift for shift, _ in split], [(of, odd << ((of, 0) in planes)) for of, odd in planes]
+
+
 def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord]) -> Plan | None:
     """In registers of whole matrices; None where there are none, or that takes longer or too much memory."""
     if c.last or not matrix_tiles():
         return None
     rows, columns, count = c.d, 16 if c.s <= 16 else math.ceil(c.s / SIDE) * SIDE, len(taps)
-    split = shifts(forward_phase(c), c.strides, quotients=True)
-    low, high = (per_axis(choose, [shift for shift, _ in split]) for choose in (min, max))
-    planes = [(residue, (shift[2] - low[2]) % 2) for shift, residue in split]
-    kinds = sorted(set(planes))
+    split, planes = _planes(c)
+    low, high, kinds = per_axis(min, split), per_axis(max, split), sorted(set(planes))
     taps = [
         replace(tap, shift=shift, residue=kinds.index(plane))
-        for tap, (shift, _), plane in zip(taps, split, planes, strict=True)
+        for tap, shift, plane in zip(taps, split, planes, strict=True)
     ]
 
     def floats(band: Sequence[int]) -> dict[str, int]:
@@ -219,7 +230,7 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
         return {"gradient": gradient, "source": len(kinds) * 48 * pairs, "scalars": 32 * room + GROUP // 4}
 
     def _pitch(band: Sequence[int]) -> int:
-        return math.ceil((band[2] + high[2] - low[2]) / 2) * 2
+        return math.ceil((band[2] + high[2] - low[2]) / 2) * 2  # of `sides` a row's length
 
     least = (1, 1, min(c.out_length[2], 64))
 
@@ -235,14 +246,11 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
     limit = problem.shared_limit(c, head.kind)
     parts = max(1, min(block_sizes.MAX_PARTS, units, cells // block_sizes.PART_CELLS, limit // of_part))
     parts = math.ceil(units / math.ceil(units / parts)) if units else 1  # of the same length
-    one_row = low == high == (0, 0, 0) and c.strides == (1, 1, 1) and head.kind == F32
-    inside = all(out <= length for out, length in zip(c.out_length, c.source_length, strict=True))  # no padding behind
     head = replace(
         head, low=low, high=high, band=band, bands=bands, swapped=True, units=units, parts=parts, columns=columns,
         dense=[tap.weight for tap in taps] == list(range(count)), pitch=pitch, planes=len(kinds),
         room=(arrays["scalars"] - GROUP // 4) // 32, pairs=arrays["source"] // (48 * len(kinds)),
         plane_table=par.TAPS_AT + 8 * size_of(par.TapRecord) * count,
-        in_place=one_row and inside and band[1] == 1 and c.source.cells[2] == c.destination.cells[2] == 1,
     )  # fmt: skip
 
     def scratch_of(_rows: int, sums: int) -> tuple[par.CellsOffsets, int]:
@@ -261,7 +269,9 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
     tiles = math.ceil(count * columns / SIDE) * math.ceil(rows / SIDE)
     # whatever the processors
     copies = 1 if parts > 1 else math.ceil(rows * columns * count / block_sizes.DIRECT_FLOATS)
-    split = units * math.prod(band[:2]) * pitch * (rows + min(copies, blocks[1]) * len(kinds) * columns)
+    split = (
+        units * math.prod(band[:2]) * pitch * (rows + min(copies, blocks[1]) * len({of for of, _ in kinds}) * columns)
+    )
     cycles = tiles * (TILE_CYCLES * padded / DEPTH + SUM_CYCLES * sums) + SPLIT_CYCLES * split
     return plan if plan.per_thread <= POOL_BYTES and cycles <= FUSED_CYCLES * fused else None
 

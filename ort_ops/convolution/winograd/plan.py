@@ -122,7 +122,7 @@ def _source_shared(p: weights.WinogradWeights, limit: int) -> Plan | None:
 
 def suits_weights(c: Correlation) -> bool:
     """As `tiles.suits`, sums that are not transformed back too often, and a row of tiles that fits a pooled block."""
-    usual = min(c.s, c.d) > SIDE and c.s * c.d < tiles.MANY_CHANNELS**2 and min(c.out_length[1:]) >= tiles.SMALL_IMAGE
+    usual = min(c.s, c.d) > SIDE and c.s * c.d <= tiles.MANY_CHANNELS**2 and min(c.out_length[1:]) >= tiles.SMALL_IMAGE
     if matrix_tiles() and usual:
         return False
     few = c.s * c.d <= tiles.FEW_CHANNELS**2 and not tiles.enough(c)

@@ -22,7 +22,8 @@ FEW_CHANNELS = 64  # up to which MIN_WORK holds for weight gradients, which tran
 # Tiles of 4×4 cells are used for images of so many cells along either axis, and for weight gradients of fewer, of which
 # there are at least so many tiles of 2×2 for one of them: at the end of a row, cells of tiles are not needed.
 LARGE_IMAGE, LARGE_IMAGE_OF_WEIGHTS = 12, 7
-SMALL_IMAGE, MANY_CHANNELS = 8, 256  # whose weight gradients have tiles where there are registers of matrices, too
+# Smaller images, and more channels, have weight gradients by tiles where there are registers of matrices, too.
+SMALL_IMAGE, MANY_CHANNELS = 4, 256
 SMALL_TILES = 3.2
 MOST_EMPTY = 4  # times the phases that have a cell: tiles are computed of all
 

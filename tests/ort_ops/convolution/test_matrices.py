@@ -16,6 +16,7 @@ from onnx_backprop.ort_ops import native_kernels_work
 from onnx_backprop.ort_ops.compiler.machine import matrix_tiles
 from onnx_backprop.ort_ops.convolution.gather import bands
 from onnx_backprop.ort_ops.convolution.gather.kernel import COLUMNS_IN_PLACE, MATRICES
+from onnx_backprop.ort_ops.convolution.parameters import Gather
 from onnx_backprop.ort_ops.convolution.weights import matrices
 from onnx_backprop.ort_ops.convolution.weights import plan as weights_plan
 from onnx_backprop.ort_ops.convolution.winograd import tiles
@@ -81,6 +82,12 @@ LARGE = [
     (1, 1, 128, 1300, (9, 150), (1, 1), (1, 1), (0, 0)),  # more weights than are met at a time
     (2, 1, 16, 64, (40, 37), (3, 3), (1, 1), (1, 1)),  # tall tiles of few channels, and more steps than one sum has
     (1, 1, 48, 12, (5, 64), (3, 3), (1, 1), (1, 1)),  # rows that are whole tiles
+    (5, 1, 64, 70, (8, 8), (3, 3), (1, 1), (1, 1)),  # two images beside one another, and one alone
+    (7, 2, 33, 64, (5, 4), (3, 3), (1, 1), (1, 1)),  # four, of an odd number of rows
+    (4, 1, 64, 64, (9, 6), (3, 3), (1, 1), (0, 0), (1, 2)),  # of other lengths than what they read, and are read by
+    (5, 1, 40, 64, (6, 4), (3, 9), (1, 1), (1, 4)),  # the farthest taps of such rows
+    (5, 1, 40, 64, (6, 4), (3, 13), (1, 1), (1, 6)),
+    (2, 1, 20, 40, (21, 64), (3, 3), (1, 1), (1, 1)),  # no zeros between rows, several bands, the last one shorter
 ]
 
 
@@ -133,7 +140,7 @@ def test_cells_split_where_they_lie_wherever_they_may_be(rng, monkeypatch, case:
     assert any(in_place)
 
 
-@pytest.mark.parametrize("case", [LARGE[3], LARGE[12]])
+@pytest.mark.parametrize("case", [LARGE[3], LARGE[12], LARGE[18], LARGE[23]])
 def test_threads_change_nothing(case: tuple[Any, ...]) -> None:
     one, several = ([answer for *_, answer in run_large(np.random.default_rng(5), case, threads)] for threads in (1, 4))
     for x, y in zip(one, several, strict=True):
@@ -144,6 +151,16 @@ def test_threads_change_nothing(case: tuple[Any, ...]) -> None:
 def test_cells_are_split_where_they_lie(stride: int) -> None:
     plan = convolution("Convolution", 2, (64, 96), (56, 64), (stride, stride), strides=(stride, stride)).plan("f32")
     assert COLUMNS_IN_PLACE in {stage for stage, _ in plan.stages}
+
+
+@pytest.mark.parametrize(
+    ("batch", "cells", "expected"), [(8, 8, 2), (2, 8, 2), (1, 8, 1), (8, 4, 4), (8, 5, 1), (8, 16, 1)]
+)
+@pytest.mark.parametrize("op", ["Convolution", "ConvolutionBackwardData"])
+def test_images_lie_beside_one_another(op: str, batch: int, cells: int, expected: int) -> None:
+    plan = convolution(op, batch, (64, 96), (cells, cells), (3, 3), pads=(1, 1)).plan("f32")
+    assert isinstance(plan.parameters, Gather)
+    assert plan.parameters.beside == expected
 
 
 @pytest.mark.parametrize("op", ["Convolution", "ConvolutionBackwardData", "ConvolutionBackwardWeights"])
