@@ -156,10 +156,10 @@ def gather_matrices(call, p, packed, panels, n, group, cell, size, begin, end, s
 
 @inner
 def _tiles_beside(call, p, of_band, scratch, copy, panel):
-    """Tiles of two rows of as many images as lie beside one another."""
+    """Tiles of two rows of as many images as lie beside one another, or of a band's only row."""
     (packed, panels, (n, group, cell, size), (begin, end)), beside, tile = of_band, p.beside, scratch + p.offsets.tile
     phase, (band, pitch, from_plane, _, (plane, _)) = view(par.PhaseRecord, p + p.phase_table), copy
-    values, bias, channel, row = _values(), bias_address(call, p), p.c.destination.c, 4 * COLUMNS
+    values, bias, channel, row, rows = _values(), bias_address(call, p), p.c.destination.c, 4 * COLUMNS, min(2, size[1])
     (at, step), of_taps = out_at(p, phase, n, group, cell), (scratch + p.offsets.segments, phase.taps)
     for m in range(begin, end):
         lines, weights = min(SIDE, p.c.d - m * SIDE), packed + (panels + m) * phase.taps * panel
@@ -167,14 +167,15 @@ def _tiles_beside(call, p, of_band, scratch, copy, panel):
             bias_of(F32, bias, group * p.c.d + m * SIDE, lines, values)
         for z in range(0, size[0], beside):
             for two in range(0, size[1], 2):
-                y = min(two, size[1] - 2)
+                y = min(two, size[1] - rows)
                 source, apart = band + z // beside * from_plane + y * pitch * CELL, (plane, pitch * CELL)
                 _multiply(p, phase, lines, COLUMNS, (tile, row), weights, source, of_taps, apart, scratch)
                 if bias:
                     add_to_rows(tile, row, values, lines, COLUMNS)
-                for i in range(2 * min(beside, size[0] - z)):
-                    to, cells = at + m * SIDE * channel + dot((z + i // 2, y + i % 2, 0), step), i % 2 * _ROWS + i // 2
-                    copy_every(beside, call.output + 4 * to, 4 * channel, tile + 4 * cells, row, lines, size[2])
+                for image in range(min(beside, size[0] - z)):
+                    for i in range(rows):
+                        to, cells = at + m * SIDE * channel + dot((z + image, y + i, 0), step), i * _ROWS + image
+                        copy_every(beside, call.output + 4 * to, 4 * channel, tile + 4 * cells, row, lines, size[2])
 
 
 @inner

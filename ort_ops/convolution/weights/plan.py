@@ -230,7 +230,7 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
         return {"gradient": gradient, "source": len(kinds) * 48 * pairs, "scalars": 32 * room + GROUP // 4}
 
     def _pitch(band: Sequence[int]) -> int:
-        return math.ceil((band[2] + high[2] - low[2]) / 2) * 2  # of `sides` a row's length
+        return math.ceil((band[2] + high[2] - low[2]) / 2) * 2
 
     least = (1, 1, min(c.out_length[2], 64))
 
@@ -269,10 +269,9 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
     tiles = math.ceil(count * columns / SIDE) * math.ceil(rows / SIDE)
     # whatever the processors
     copies = 1 if parts > 1 else math.ceil(rows * columns * count / block_sizes.DIRECT_FLOATS)
-    split = (
-        units * math.prod(band[:2]) * pitch * (rows + min(copies, blocks[1]) * len({of for of, _ in kinds}) * columns)
-    )
-    cycles = tiles * (TILE_CYCLES * padded / DEPTH + SUM_CYCLES * sums) + SPLIT_CYCLES * split
+    channels = rows + min(copies, blocks[1]) * len({of for of, _ in kinds}) * columns
+    split_numbers = units * math.prod(band[:2]) * pitch * channels
+    cycles = tiles * (TILE_CYCLES * padded / DEPTH + SUM_CYCLES * sums) + SPLIT_CYCLES * split_numbers
     return plan if plan.per_thread <= POOL_BYTES and cycles <= FUSED_CYCLES * fused else None
 
 

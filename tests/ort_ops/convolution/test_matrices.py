@@ -88,6 +88,8 @@ LARGE = [
     (5, 1, 40, 64, (6, 4), (3, 9), (1, 1), (1, 4)),  # the farthest taps of such rows
     (5, 1, 40, 64, (6, 4), (3, 13), (1, 1), (1, 6)),
     (2, 1, 20, 40, (21, 64), (3, 3), (1, 1), (1, 1)),  # no zeros between rows, several bands, the last one shorter
+    (4, 1, 1092, 64, (5, 4), (3, 3), (1, 1), (1, 1)),  # beside one another in bands of two rows, and of one
+    (4, 1, 1092, 64, (4, 4), (3, 5), (1, 1), (1, 2)),  # of one row each
 ]
 
 
