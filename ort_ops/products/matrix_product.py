@@ -3,7 +3,7 @@
 a is (…, M, K), or (K, M) where `transA`, b (K, N), or (N, K) where `transB`; y is (…, M, N), all that comes before K
 being rows. An item is some rows and some columns of y. A block of one operand is split into parts
 (`vector.matrix_tiles`) and stays in the second-level cache; 32 lines of the other one after the other meet it, and are
-split while those before them are multiplied. The smaller operand is kept. Lines that pass are never turned: where they
+split while those before them are multiplied. What costs less is kept. Lines that pass are never turned: where they
 would be, the operands change places, and y is turned, 32 by 32. Sums of DEEPEST steps are added up, so that rounding
 grows with the root of these. How y is cut into items, and what is kept, makes no difference to its numbers.
 """
@@ -20,7 +20,7 @@ from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.core.errors import KernelError, ShapeError
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims
-from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, store_f32
 from onnx_backprop.ort_ops.compiler.machine import PROCESSOR, matrix_tiles, processors
 from onnx_backprop.ort_ops.compiler.records import Record
@@ -35,23 +35,28 @@ from onnx_backprop.ort_ops.vector.matrix_tiles import (
     SIDE,
     SPLIT_PAIRS,
     SPLIT_ROWS,
+    STREAMED,
     SUMS,
+    TURNED,
     UNITS,
     add_sums,
     leave_tiles,
     multiply,
+    put_sums,
     split_pairs,
     split_rows,
     take_tiles,
 )
-from onnx_backprop.ort_ops.vector.registers import transpose_tile
+from onnx_backprop.ort_ops.vector.registers import fence, transpose_tile
 
 NAME = "MatrixProduct"
 DEEPEST = 576  # steps of k at a time
-# in SIDEs of lines of an item: of what is kept, most, whose parts take two thirds of a second-level cache, and least,
-# with which all of the next lines are split meanwhile; of what passes, beside which what is kept is split in no time
-_KEPT, _LEAST, _PASSED = 12, 4, 128
-_MANY = 4  # items of a thread, of which it does not matter whether the last ones end together
+_LEAST = SIDE // UNITS  # SIDEs of lines that are kept, with which all of the next lines are split meanwhile
+_KEPT = 600 << 10  # bytes of parts that are kept, beside which a second-level cache has room for all that passes
+_WHOLE = 24  # groups of steps of k: of more, y is added to in memory
+# reading a block and splitting it, meanwhile or not, takes as long as so many products of two blocks
+_HIDDEN, _SEEN = 1, 3
+_MANY = 4  # items of a thread at most, so that threads end together
 _TILE, _PARTS = 1024, 3
 _AHEAD = 512  # bytes of a row that are fetched before they are split
 
@@ -81,6 +86,8 @@ class Product(Record):
     at_once: int
     wide: int
     deep: int
+    span: int  # steps of k at a time, whose sums are added up before they are written
+    streams: int  # whether y is written past the caches where its address allows it
     pieces: int  # that the columns are cut into
     thread: Offsets
 
@@ -144,53 +151,72 @@ def _units(p, operand, line, k, share):
 
 
 @inner
-def _add(call, p, sums, row, column, add):
-    """Sums of a row and a column on are added, which if mirrored are turned."""
-    if p.mirrored:
-        for n in range(4):
-            tile, turned = 2048 * (n // 2) + 64 * (n % 2), SUMS + 2048 * (n % 2) + 64 * (n // 2)
-            transpose_tile(sums + turned, 4 * SIDE, sums + tile, 4 * SIDE)
-        sums += SUMS
+def _put(call, p, sums, row, column, skipped, add):
+    """Sums of a row and a column on are written, or added; those of `skipped` lines before them are not."""
+    rows, columns = min(SIDE, p.rows - row), min(SIDE, p.columns - column)
     to = call.output + 4 * (row * p.columns + column)
-    add_sums(to, 4 * p.columns, sums, min(SIDE, p.rows - row), min(SIDE, p.columns - column), add)
+    if p.streams and rows == SIDE and columns == SIDE and call.output % (4 * VECTOR) == 0:
+        put_sums(STREAMED + p.mirrored, to, 4 * p.columns, sums)
+    else:
+        if p.mirrored:
+            put_sums(TURNED, sums + SUMS, 4 * SIDE, sums)
+            sums += SUMS
+        sums += 4 * skipped * (1 if p.keeps_a else SIDE)
+        add_sums(to, 4 * p.columns, sums, rows, columns, add)
 
 
 @inner
 def _sweep(call, p, kept, kept_span, passing, span, scratch):
     """All steps of k: SIDE lines of one operand after the other meet a block of the other one, which is kept.
 
-    While the registers multiply, the next lines are split.
+    While the registers multiply, the next lines are split. The last ones begin among those before, to be as many.
     """
     blocks, sums = scratch + p.thread.kept, scratch + p.thread.sums
     block, block_next = scratch + p.thread.passing, scratch + p.thread.passing_next
     step, second, further = _strides(p, passing)
     shares, left_is_kept = SIDE // UNITS, p.keeps_a != p.mirrored
-    for k in range(0, p.k, p.deep):
-        steps = min(p.deep, p.k - k)
+    kind = MIRRORED * p.mirrored
+    splits = kind + (SPLIT_PAIRS if passing[1] else SPLIT_ROWS)
+    for k in range(0, p.k, p.span):
+        steps = min(p.span, p.k - k)
         groups = (steps + DEPTH - 1) // DEPTH
         _split_all(p, kept, blocks, kept_span, k, steps)
         _split(p, passing, block, span[0], k, steps)
         for line in range(span[0], span[1], SIDE):
-            behind = line + SIDE
-            whole = (
-                steps % DEPTH == 0 and behind + SIDE <= span[1] and kept_span[0] + SIDE * (shares - 1) < kept_span[1]
-            )
+            first, behind = max(min(line, span[1] - SIDE), span[0]), min(line + SIDE, span[1] - SIDE)
+            more = line + SIDE < span[1]
+            hidden = more and kept_span[0] + SIDE * (shares - 1) < kept_span[1]
             for other in range(kept_span[0], kept_span[1], SIDE):
                 n = (other - kept_span[0]) // SIDE
-                kind, to, at, ahead = MIRRORED * p.mirrored, sums, sums, sums
-                if whole and n < shares:
-                    kind, to = kind + SPLIT_ROWS, block_next + n * UNITS // 16 * _TILE + n * UNITS % 16 * 64
-                    if passing[1]:
-                        kind, to = kind + SPLIT_PAIRS - SPLIT_ROWS, block_next + n * UNITS // 2 * 64
-                    at, ahead = _units(p, passing, behind, k, n), _units(p, passing, behind, k, n + 1)
-                    if n + 1 == shares:
-                        ahead = _units(p, passing, behind + SIDE, k, 0)
-                held = blocks + n * groups * GROUP
-                left, right = (held, block) if left_is_kept else (block, held)
-                multiply(kind, sums, 4 * SIDE, left, right, groups, to, at, step, second, further, ahead, 0)
+                for part in range(0, steps, p.deep):
+                    many, group = min(p.deep, steps - part), part // DEPTH * GROUP
+                    held, passes = blocks + n * groups * GROUP + group, block + group
+                    left, right = (held, passes) if left_is_kept else (passes, held)
+                    total, again, left_over = sums + part // p.deep * SUMS, 0, (many + DEPTH - 1) // DEPTH
+                    if hidden and n < shares and many >= DEPTH:
+                        again = many // DEPTH
+                        left_over -= again
+                        to = block_next + group + n * UNITS // 16 * _TILE + n * UNITS % 16 * 64
+                        if passing[1]:
+                            to = block_next + group + n * UNITS // 2 * 64
+                        at, ahead = _units(p, passing, behind, k + part, n), _units(p, passing, behind, k + part, n + 1)
+                        if n + 1 == shares:
+                            ahead = _units(p, passing, behind + SIDE, k + part, 0)
+                        sums_or_none = 0 if left_over else total
+                        multiply(
+                            splits, sums_or_none, 4 * SIDE, left, right, again, to, at, step, second, further, ahead, 0
+                        )
+                    if left_over:
+                        left, right = left + again * GROUP, right + again * GROUP
+                        multiply(kind, total, 4 * SIDE, left, right, left_over, sums, sums, 0, 0, 0, sums, again)
+                    if part:
+                        add_sums(sums, 4 * SIDE, total, SIDE, SIDE, 1)
                 row, column = (other, line) if p.keeps_a else (line, other)
-                _add(call, p, sums, row, column, k)
-            if behind < span[1] and not whole:
+                _put(call, p, sums, row, column, line - first, k)
+            if hidden and steps % DEPTH:
+                done = steps // DEPTH
+                _split_group(p, passing, block_next + done * GROUP, behind, k + done * DEPTH, steps % DEPTH, 0)
+            elif more and not hidden:
                 _split(p, passing, block_next, behind, k, steps)
             block, block_next = block_next, block
 
@@ -207,6 +233,8 @@ def _product(call, p, n, scratch):
     else:
         _sweep(call, p, b, columns, a, rows, scratch)
     leave_tiles()
+    if p.streams:
+        fence()
 
 
 @inner
@@ -219,27 +247,21 @@ def _clear(call, p, row, _scratch):
 _PRODUCT, _CLEARED = stage("matrix_product", Product, _product), stage("matrix_product_clear", Product, _clear)
 
 
-def _pieces(kept: int, passing: int) -> tuple[int, int]:
-    """How many pieces SIDEs of lines that are kept, and of those that pass, are cut into.
+def _cut(kept: int, passing: int, groups: int) -> tuple[int, int, int]:
+    """(time, of what is kept, of what passes): how many SIDEs of lines an item has with which threads end soonest.
 
-    As few as threads have the same work with: every item splits what it keeps, which nothing hides.
+    The time is in products of two blocks. Every item splits what it keeps, which nothing hides.
     """
-    threads = processors()
-    kept_pieces = max(-(-kept // _KEPT), 1)
-    passing_pieces = min(max(passing // _PASSED, 1), _MANY * threads)
-    while kept_pieces * passing_pieces < _MANY * threads and kept_pieces * passing_pieces % threads:
-        if kept // (kept_pieces + 1) >= _LEAST:
-            kept_pieces += 1
-        elif passing_pieces < passing:
-            passing_pieces += 1
-        else:
-            break
-    return kept_pieces, passing_pieces
-
-
-def _lines(length: int, pieces: int) -> int:
-    """How long so many pieces of about the same length are, in whole SIDEs."""
-    return -(-length // (pieces * SIDE)) * SIDE
+    threads, found = processors(), list[tuple[int, int, int]]()
+    for held in range(min(max(_KEPT // (groups * GROUP), _LEAST), kept), 0, -1):
+        pieces = -(-kept // held)
+        for cuts in {1, *(threads * n // pieces + m for n in range(1, _MANY + 1) for m in (0, 1))} - {0}:
+            lines = -(-passing // cuts)
+            rounds = -(-pieces * -(-passing // lines) // threads)
+            split = (_HIDDEN if held >= _LEAST else _SEEN) * lines + _SEEN * held
+            found.append((rounds * (held * lines + split), -held, -lines))
+    time, held, lines = min(found)
+    return time, -held, -lines
 
 
 def _plan(request: Request) -> Plan:
@@ -253,31 +275,36 @@ def _plan(request: Request) -> Plan:
     if not k:
         alone = Product(
             rows=rows, columns=columns, k=0, turned_a=0, turned_b=0, keeps_a=0, mirrored=0, at_once=0, wide=0, deep=0,
-            pieces=0, thread=Offsets(),
+            span=0, streams=0, pieces=0, thread=Offsets(),
         )  # fmt: skip
         return Plan(alone, ((_CLEARED, rows),))
-    keeps_a = rows * (1 if turned_b else 2) <= columns * (2 if turned_a else 1)
+    deep = -(-k // (-(-k // DEEPEST) * DEPTH)) * DEPTH
+    groups = -(-k // DEPTH)
+    if groups > _WHOLE:
+        groups = deep // DEPTH
+    down, across = max(-(-rows // SIDE), 1), max(-(-columns // SIDE), 1)
+    (time_a, *cut_a), (time_b, *cut_b) = _cut(down, across, groups), _cut(across, down, groups)
+    keeps_a = time_a <= time_b
     mirrored = turned_b if keeps_a else turned_a
-    kept, passing = (rows, columns) if keeps_a else (columns, rows)
-    kept_pieces, passing_pieces = _pieces(-(-kept // SIDE), -(-passing // SIDE))
-    kept_lines, passing_lines = _lines(kept, kept_pieces), _lines(passing, passing_pieces)
-    at_once, wide = (kept_lines, passing_lines) if keeps_a else (passing_lines, kept_lines)
-    pieces = -(-columns // wide)
-    deep = _lines(k, -(-k // DEEPEST))
-    block = deep // DEPTH * GROUP
+    (at_once, wide), kept_lines = (cut_a, cut_a[0]) if keeps_a else (cut_b[::-1], cut_b[0])
+    pieces = -(-columns // (wide * SIDE))
+    block = groups * GROUP
+    # the gradient of a weight is read by its update alone, long after
+    streams = int(turned_a and columns % VECTOR == 0 and groups * DEPTH >= k)
     thread, scratch = workspace(
         Offsets,
-        kept=block * kept_lines // SIDE,
+        kept=block * kept_lines,
         passing=block,
         passing_next=block,
-        sums=2 * SUMS,
+        sums=max(-(-groups * DEPTH // deep), 2) * SUMS,
         configuration=CONFIGURATION,
     )
     parameters = Product(
         rows=rows, columns=columns, k=k, turned_a=turned_a, turned_b=turned_b, keeps_a=int(keeps_a), mirrored=mirrored,
-        at_once=at_once, wide=wide, deep=deep, pieces=pieces, thread=thread,
+        at_once=at_once * SIDE, wide=wide * SIDE, deep=deep, span=groups * DEPTH, streams=streams, pieces=pieces,
+        thread=thread,
     )  # fmt: skip
-    return Plan(parameters, ((_PRODUCT, pieces * -(-rows // at_once)),), per_thread=scratch)
+    return Plan(parameters, ((_PRODUCT, pieces * -(-down // at_once)),), per_thread=scratch)
 
 
 def _shape(attributes: Attributes, args: Sequence[Arg | None]) -> Dims | None:

@@ -110,9 +110,9 @@ def _product(
             names[n], turned[n] = maker.input[0], not turned[n]
     left, right = (shapes.get(name, ()) for name in names)
     few = len(left) == 2 and left[0] in batches
-    if few or len(left) < 2 or len(right) != 2 or not _pays(left, right, *turned):
-        return []
     result = node.output[0]
+    if few or len(left) < 2 or len(right) != 2 or not _pays(left, right, shapes.get(result, ()), *turned):
+        return []
     bias = node.input[2] if len(node.input) > 2 else ""
     product = unique(f"{result}/product", taken) if bias else result
     nodes = [
@@ -126,11 +126,13 @@ def _product(
     return nodes
 
 
-def _pays(left: Dims, right: Dims, turned_left: bool, turned_right: bool) -> bool:
-    """Whether nothing that is known is short, and two of three lengths are known, as of a weight."""
+def _pays(left: Dims, right: Dims, result: Dims, turned_left: bool, turned_right: bool) -> bool:
+    """Whether nothing that is known is short, and two of three lengths are known, as of a weight or its gradient."""
     rows, depth = (left[1:], left[0]) if turned_left else (left[:-1], left[-1])
     other, columns = right[::-1] if turned_right else right
     depth = depth if isinstance(depth, int) else other
+    if len(result) == len(rows) + 1:
+        *rows, columns = (d if isinstance(d, int) else e for d, e in zip((*rows, columns), result, strict=True))
     count = None if any(not isinstance(d, int) for d in rows) else prod(d for d in rows if isinstance(d, int))
     known = [
         (length, least)

@@ -19,6 +19,7 @@ from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import I8, choice, intrinsic, routine, store_i64
 from onnx_backprop.ort_ops.compiler.values import INT
 from onnx_backprop.ort_ops.vector.emit import BYTES, I32, I64, LANES, MASK, VEC, VECTOR, Block, Value, blocks, carry
+from onnx_backprop.ort_ops.vector.registers import transposed
 
 SIDE = 32  # rows and columns of a product
 DEPTH = 32  # steps of k in a group
@@ -28,10 +29,12 @@ GROUP = 3 * _PART  # bytes
 SUMS = 4 * SIDE * SIDE
 CONFIGURATION = 64
 _LINE = 64
+_AHEAD = 3  # groups
 UNITS = 8  # of a group, each a row of a tile of every part, that are split at a time
 MOST_SHARES = 2
 _HIGH, _MIDDLE, _LOW = range(3)
 SPLIT_ROWS, SPLIT_PAIRS, MIRRORED = 1, 2, 3
+TURNED, STREAMED = 1, 2
 # each a load of one operand and products: the smallest first, and of each pair but one what the registers hold already
 _ORDER = ((_LOW, _HIGH), (_MIDDLE, _HIGH), (_MIDDLE, _MIDDLE), (_HIGH, _MIDDLE), (_HIGH, _LOW), (_HIGH, _HIGH))
 
@@ -163,7 +166,7 @@ def _multiply(
     for n in range(2 * SIDE if side else 0):  # the sum takes longer than it takes to fetch what it is written to
         line = entry.add(entry.mul(sums_row, I64(n // 2)), I64(n % 2 * _LINE))
         entry.prefetch(entry.add(sums, line), writing=True)
-    entry.cbranch(entry.icmp_signed("==", again, I64(0)), first_time.block, group.block)
+    is_first = entry.icmp_signed("==", again, I64(0))
     for tile in range(4):
         _tile_function(first_time, "tilezero", I8(tile))
     first_time.branch(group.block)
@@ -193,7 +196,13 @@ def _multiply(
     following = group.add(done, I64(1))
     steps = [(done, I64(0), following), (a, left, group.add(a, I64(GROUP))), (b, right, group.add(b, I64(GROUP)))]
     steps += [(to, target, group.add(to, I64(GROUP))), (at, source, group.add(at, further))]
-    steps.append((ahead, fetched, group.add(ahead, further)))
+    first, near = fetched, group.add(ahead, further)
+    if pairs and not side:  # lines of a column, few of which a cache has room for: one after the other, shortly before
+        lies = entry.add(source, entry.mul(further, I64(_AHEAD)))
+        first = entry.select(entry.icmp_signed(">", groups, I64(_AHEAD)), lies, fetched)
+        near = group.select(group.icmp_signed("==", group.add(following, I64(_AHEAD)), groups), fetched, near)
+    steps.append((ahead, first, near))
+    entry.cbranch(is_first, first_time.block, group.block)
     carry(steps, entry, group)
     for phi, first, _ in steps:
         phi.add_incoming(first, first_time.block)
@@ -343,6 +352,36 @@ def _add(function: ir.Function) -> None:
 @routine(_add)
 def add_sums(target, step, sums, rows, columns, add):
     """target[r, c] (+)= sums[r, c] for r < rows and c < columns; target's rows are `step` bytes apart."""
+
+
+def _put(function: ir.Function, *, turned: bool = False, streamed: bool = False) -> None:
+    target, step, sums = function.args
+    (b,) = blocks(function, "entry")
+    for n in range(4):  # squares of a tile's side
+        row, column = VECTOR * (n // 2), VECTOR * (n % 2)
+        at = b.add(sums, I64(4 * (SIDE * column + row if turned else SIDE * row + column)))
+        rows = [b.vector(b.add(at, I64(4 * SIDE * i))) for i in range(VECTOR)]
+        for i, line in enumerate(transposed(b, rows) if turned else rows):
+            to = b.add(b.add(target, b.mul(step, I64(row + i))), I64(4 * column))
+            (b.stream if streamed else b.put)(line, to)
+    b.ret_void()
+
+
+@routine(
+    choice(
+        "put_sums",
+        {
+            TURNED: partial(_put, turned=True),
+            STREAMED: partial(_put, streamed=True),
+            STREAMED + TURNED: partial(_put, turned=True, streamed=True),
+        },
+    )
+)
+def put_sums(kind, target, step, sums):
+    """target (SIDE, SIDE) = sums, its rows `step` bytes apart. kind: TURNED, STREAMED past the caches, or their sum.
+
+    Past the caches, target and step are multiples of a vector's bytes, and other threads see them after `fence`.
+    """
 
 
 @intrinsic(None, INT)

@@ -42,6 +42,7 @@ def test_which_products(rng) -> None:
         (model("y = Gemm<transB = 1>(x, w)", "float[40,96]", "float[80,96]"), (0, 1), []),
         (model("y = Gemm<transA = 1>(x, w)", "float[70,96]", "float[70,80]"), (1, 0), []),
         (model("t = Transpose(x) y = Gemm<transA = 1>(t, w)", "float[40,96]"), (0, 0), []),
+        (model("y = Gemm<transA = 1>(x, w)", "float[?,L]", "float[?,80]", y="float[96,80]"), (1, 0), []),
         (model("y = Gemm(x, w, b)", "float[40,96]", more=", float[80] b"), (0, 0), ["Add"]),
         (
             model(f"{turned} z = MatMul(x, t) y = Add(z, t)", "float[96,96]", "float[96,96]"),
