@@ -1,6 +1,12 @@
 """Numbers as the parts that registers of whole matrices take (`vector.matrix_tiles`): weights, and cells of planes."""
 
+from functools import partial
+
+from llvmlite import ir
+
 from onnx_backprop.ort_ops.compiler.decorators import inner
+from onnx_backprop.ort_ops.compiler.llvm import choice, routine
+from onnx_backprop.ort_ops.vector.emit import I64, LANES, VEC, VECTOR, blocks, carry
 from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP, SIDE, split_pairs
 from onnx_backprop.ort_ops.vector.registers import copy_rows, transpose_tile
 from onnx_backprop.ort_ops.vector.rows import clear
@@ -46,3 +52,28 @@ def split_turned(target, apart, source, step, channels, count, tile):
 def clear_cells(target, apart, count):
     for i in range(count):
         clear(target + apart * i, 0, CELL // 4)
+
+
+def _shift(function: ir.Function, *, back: bool) -> None:
+    target, source, lines = function.args
+    entry, line, leave = blocks(function, "entry line leave")
+    funnel = entry.library(f"llvm.fshl.v{VECTOR}i32", LANES, LANES, LANES, LANES)
+    none, half = (ir.Constant(LANES, [bits] * VECTOR) for bits in (0, 16))
+    entry.branch(line.block)
+    done, before = line.phi(I64), line.phi(LANES)
+    at = line.mul(done if back else line.sub(line.sub(lines, I64(1)), done), I64(_LINE))
+    here = line.bitcast(line.vector(line.add(source, at)), LANES)
+    pair = (here, before) if back else (before, here)
+    line.put(line.bitcast(line.call(funnel, [*pair, half]), VEC), line.add(target, at))
+    following = line.add(done, I64(1))
+    carry([(done, I64(0), following), (before, none, here)], entry, line)
+    line.cbranch(line.icmp_signed("<", following, lines), line.block, leave.block)
+    leave.ret_void()
+
+
+@routine(choice("shift_pairs", {back: partial(_shift, back=bool(back)) for back in range(2)}))
+def shift_pairs(back, target, source, lines):
+    """Tiles' rows of pairs of steps, 1 or more, as pairs that begin one step later or, if back, one earlier.
+
+    Behind the last step, or before the first one, is 0.
+    """

@@ -112,27 +112,6 @@ def split_pairs(target, row, part, source, step, rows, length, ahead):
     """
 
 
-def _shift(function: ir.Function, *, back: bool) -> None:
-    target, source, lines = function.args
-    entry, line, leave = blocks(function, "entry line leave")
-    funnel = entry.library(f"llvm.fshl.v{VECTOR}i32", LANES, LANES, LANES, LANES)
-    entry.branch(line.block)
-    done, before = line.phi(I64), line.phi(LANES)
-    at = line.mul(done if back else line.sub(line.sub(lines, I64(1)), done), I64(_LINE))
-    here = line.bitcast(line.vector(line.add(source, at)), LANES)
-    pair = (here, before) if back else (before, here)
-    line.put(line.bitcast(line.call(funnel, [*pair, _whole(16)]), VEC), line.add(target, at))
-    following = line.add(done, I64(1))
-    carry([(done, I64(0), following), (before, _whole(0), here)], entry, line)
-    line.cbranch(line.icmp_signed("<", following, lines), line.block, leave.block)
-    leave.ret_void()
-
-
-@routine(choice("shift_pairs", {back: partial(_shift, back=bool(back)) for back in range(2)}))
-def shift_pairs(back, target, source, lines):
-    """Tiles' rows of pairs of steps, 1 or more, as pairs that begin one step later, or earlier; 0 is at the end."""
-
-
 def _tile_function(b: Block, name: str, *arguments: Value, to: ir.Type | None = None) -> Value:
     kinds = [argument.type for argument in arguments]
     return b.call(b.library(f"llvm.x86.{name}", to or ir.VoidType(), *kinds), list(arguments))

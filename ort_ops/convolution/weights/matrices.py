@@ -17,12 +17,12 @@ from onnx_backprop.ort_ops.convolution.weights.kernel import items_of
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector import matrix_tiles as amx
 from onnx_backprop.ort_ops.vector.boxes import copy_line, copy_pairs, dot, nth, volume, within
+from onnx_backprop.ort_ops.vector.matrix_parts import AHEAD, shift_pairs
 from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP, SIDE
 from onnx_backprop.ort_ops.vector.registers import copy_between, transpose_tile
 from onnx_backprop.ort_ops.vector.rows import clear
 
 _ROWS, _TILE, _PARTS, _LINE = 16, 1024, 3, 64
-_AHEAD = 512  # bytes of a row that are fetched before they are split
 
 
 @inner
@@ -68,7 +68,7 @@ def _copy_gradient(p, data, n, group, begin, count, at, size, target, lines, gro
             to = target + ((z * blocks + row // SIDE) * groups * GROUP + row % SIDE // _ROWS * _TILE)
             for i in range(groups):
                 row_source, left = source + 4 * DEPTH * i, cells - DEPTH * i
-                amx.split_rows(to + i * GROUP, _LINE, 2 * _TILE, row_source, step, channels, left, _AHEAD)
+                amx.split_rows(to + i * GROUP, _LINE, 2 * _TILE, row_source, step, channels, left, AHEAD)
 
 
 @inner
@@ -115,11 +115,11 @@ def _copy_source(p, data, n, group, begin, at, box, target, lines, room):
                     even = shifted - _LINE * _PARTS * room * max(plane.odd - 2, 1)
                     for i in range(0, rows, pairs_of_row):
                         some = min(pairs_of_row, rows - i)
-                        amx.shift_pairs(plane.odd > 3, shifted + _LINE * i, even + _LINE * i, some)
+                        shift_pairs(plane.odd > 3, shifted + _LINE * i, even + _LINE * i, some)
                 for i in range(0, stop * (plane.odd < 2), DEPTH):
                     cells_left = cells - plane.odd - i
                     amx.split_rows(
-                        tile, _LINE, 2 * _TILE, source + 4 * (i + plane.odd), from_row, channels, cells_left, _AHEAD
+                        tile, _LINE, 2 * _TILE, source + 4 * (i + plane.odd), from_row, channels, cells_left, AHEAD
                     )
                     for part in range(_PARTS):
                         rows_of_part = to + _LINE // 2 * (i + 2 * part * room)
