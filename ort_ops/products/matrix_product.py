@@ -293,10 +293,11 @@ def _plan(request: Request) -> Plan:
     streams = int(turned_a and columns % VECTOR == 0 and groups * DEPTH >= k)
     thread, scratch = workspace(
         Offsets,
+        sums=max(-(-groups * DEPTH // deep), 2)
+        * SUMS,  # in front: where some are skipped, rows are read to behind them
         kept=block * kept_lines,
         passing=block,
         passing_next=block,
-        sums=max(-(-groups * DEPTH // deep), 2) * SUMS,
         configuration=CONFIGURATION,
     )
     parameters = Product(

@@ -6,9 +6,9 @@ from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import call, exchange, fetch_add, fetch_max, load_i64, store_i64
 from onnx_backprop.ort_ops.compiler.records import Record, offset, size
 
-_HEAD = 128  # bytes before a block, which is aligned
+HEAD = 128  # bytes before a block, which is aligned
 POOL_SLOTS = 16
-POOL_BYTES = (4 << 20) - _HEAD  # of a pooled block; what is larger is allocated for the call
+POOL_BYTES = (4 << 20) - HEAD  # of a pooled block; what is larger is allocated for the call
 
 
 @dataclass(kw_only=True)
@@ -32,7 +32,7 @@ _POOL = 8 * size(Runtime)
 
 def block_bytes(wanted: int) -> int:
     """How much memory `acquire` takes for so many bytes; none is taken for none."""
-    return max(wanted, POOL_BYTES) + _HEAD if wanted else 0
+    return max(wanted, POOL_BYTES) + HEAD if wanted else 0
 
 
 @inner
@@ -47,10 +47,10 @@ def acquire(runtime, wanted):
                     _use(runtime, POOL_BYTES)
                     return block
         wanted = POOL_BYTES
-    raw = call(runtime.malloc, (wanted + _HEAD,))
+    raw = call(runtime.malloc, (wanted + HEAD,))
     if raw == 0:
         return 0
-    block = (raw + _HEAD - 1) & -64  # at least one word before it
+    block = (raw + HEAD - 1) & -64  # at least one word before it
     store_i64(block, -1, raw)
     _use(runtime, wanted)
     return block
@@ -59,7 +59,7 @@ def acquire(runtime, wanted):
 @inner
 def _use(runtime, taken):
     """Count a block that a call begins to use."""
-    live = fetch_add(runtime + _LIVE, taken + _HEAD) + taken + _HEAD
+    live = fetch_add(runtime + _LIVE, taken + HEAD) + taken + HEAD
     fetch_max(runtime + _PEAK, live)
 
 
@@ -68,7 +68,7 @@ def release(runtime, block, wanted):
     """Give back what `acquire(runtime, wanted)` answered."""
     if block == 0:
         return
-    fetch_add(runtime + _LIVE, -(max(wanted, POOL_BYTES) + _HEAD))
+    fetch_add(runtime + _LIVE, -(max(wanted, POOL_BYTES) + HEAD))
     if wanted <= POOL_BYTES:
         for slot in range(POOL_SLOTS):
             place = runtime + _POOL + 8 * slot

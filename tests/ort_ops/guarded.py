@@ -4,8 +4,8 @@ Every input and the output lie at the end of a page before an unreadable one, th
 unreadable one: a read or write beyond a tensor ends the process. Answers are compared with the float64 reference; every
 third call is spoilt and must be refused like the reference refuses it, or answered like the reference answers it.
 
-Kernels' scratch, of exactly the bytes that a plan says, ends at most a vector of 64 bytes before an unreadable page, and
-what lies between must stay as it is.
+Kernels' scratch, of exactly the bytes that a plan says, ends less than a vector of 64 bytes before an unreadable page,
+and what lies between must stay as it is.
 
 Calls run together in one session, those that are to be refused alone. They are printed before they run: where a process
 ends, `--together 1` shows at which.
@@ -72,22 +72,22 @@ def guard_scratch() -> None:
     shifts = [0]
 
     def malloc(size: int) -> int:
-        """As malloc aligns, to a multiple of 16; what follows up to the page must stay as it is."""
+        """As malloc aligns, to a multiple of 16; what follows the scratch in it up to the page must stay as it is."""
         shifts.append(shifts[-1] + 16)
-        memory = Guarded(size + 64)
+        wanted, memory = size - scratch.HEAD, Guarded(size + 64)
         end = memory.address(at_end=True) + size + 64
-        address = end - size - (end - size - shifts[-1]) % 64
-        behind = b"\xa5" * (end - address - size)
-        ctypes.memmove(address + size, behind, len(behind))
-        blocks[address] = memory, size, behind
+        block = (end - wanted) // 64 * 64  # what `acquire` makes of the address
+        address, behind = block - 64 - shifts[-1] % 64, b"\xa5" * (end - block - wanted)
+        ctypes.memmove(block + wanted, behind, len(behind))
+        blocks[address] = memory, block + wanted, behind
         return address
 
     def free(address: int) -> None:
         block = blocks.pop(address, None)
         if block is None:  # a plan
             _libc.free(ctypes.c_void_p(address))
-        elif ctypes.string_at(address + block[1], len(block[2])) != block[2]:
-            print(f"a kernel writes behind its scratch of {block[1]} bytes", file=sys.stderr, flush=True)
+        elif ctypes.string_at(block[1], len(block[2])) != block[2]:
+            print("a kernel writes behind its scratch", file=sys.stderr, flush=True)
             os._exit(1)
 
     functions = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(malloc), ctypes.CFUNCTYPE(None, ctypes.c_int64)(free)
