@@ -208,9 +208,9 @@ class Buffers:
 
     def swap_if_renewed(self) -> None:
         """Swap the two sets of buffers if a run has renewed the state; an interruption may have come between."""
-        if self._guard != 1:
+        if self._guard.item() != 1:
             with Deferred():
-                if self._guard > 1:
+                if self._guard.item() > 1:
                     self._turn = 1 - self._turn
                     self.steps += 1
                     self._seen = self.steps if self._ahead else self._seen

@@ -192,23 +192,28 @@ class Inputs:
             wanted = self._shapes[name]
             if wanted is None:
                 continue
-            message = f"{name!r}: expected the shape {describe(wanted)}, got {describe(got)}"
-            hints = (("last", CLASSES_LAST), ("first", CLASSES_FIRST))
-            hint = next((f". {hint}" for where, hint in hints if self._fits_classes(where, name, got)), "")
             if len(got) != len(wanted):
-                raise InvalidArgumentError(f"{message}. Give it {len(wanted)} dimensions, not {len(got)}")
+                raise self._misfit(name, wanted, got, f". Give it {len(wanted)} dimensions, not {len(got)}", hint=False)
             for axis, (dim, length) in enumerate(zip(wanted, got, strict=True)):
                 if isinstance(dim, str):
                     known, where = lengths.setdefault(dim, (length, name))
                     if length != known:
-                        raise InvalidArgumentError(
-                            f"{message}, but {dim} is {known} in {where!r}{hint or '. Make them equal'}"
-                        )
+                        why = f", but {dim} is {known} in {where!r}"
+                        raise self._misfit(name, wanted, got, ". Make them equal", why)
                 elif dim is not None and length != dim:
-                    advice = f"Give axis {axis} the length {dim}, not {length}"
+                    advice = f". Give axis {axis} the length {dim}, not {length}"
                     if axis == 0 and name not in self._targets:
                         advice += f", or convert the model with free={{{name!r}: {{0: 'batch'}}}}"
-                    raise InvalidArgumentError(f"{message}{hint or f'. {advice}'}")
+                    raise self._misfit(name, wanted, got, advice)
+
+    def _misfit(
+        self, name: str, wanted: Dims, got: tuple[int, ...], advice: str, why: str = "", *, hint: bool = True
+    ) -> InvalidArgumentError:
+        """The error about a shape; a hint about classes, where there is one, takes the place of the advice."""
+        hints = (("last", CLASSES_LAST), ("first", CLASSES_FIRST))
+        known = (f". {text}" for where, text in hints if hint and self._fits_classes(where, name, got))
+        text = f"{name!r}: expected the shape {describe(wanted)}, got {describe(got)}{why}{next(known, advice)}"
+        return InvalidArgumentError(text)
 
     def _fits_classes(self, where: str, name: str, got: tuple[int, ...]) -> bool:
         """Whether labels have the shape of a prediction with its classes elsewhere than the loss expects them."""

@@ -162,7 +162,7 @@ class Trainer:
         if isinstance(graph, str | Path):
             self.graph = self.graph.without_values()  # which nobody else holds
         self.inputs = Inputs(self.graph)
-        self._rate = declared_rate(self.graph)
+        self._no_rate = declared_rate(self.graph)
         self.learning_rate = learning_rate
         self.epoch = 0
         self.batch = 0
@@ -263,7 +263,8 @@ class Trainer:
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._rate = np.full_like(self._rate, checked_rate(value, self._rate.dtype))
+        rate = np.full_like(self._no_rate, checked_rate(value, self._no_rate.dtype))
+        self._rate = OrtValue.ortvalue_from_numpy(rate)
         self._learning_rate = float(value)
 
     def step(self, /, *batch: Any, **more: Any) -> float:
@@ -311,7 +312,7 @@ class Trainer:
         for name, value in fed.items():
             binding.bind_ortvalue_input(name, value)
         if self.graph.learning_rate is not None:
-            binding.bind_ortvalue_input(self.graph.learning_rate, OrtValue.ortvalue_from_numpy(self._rate))
+            binding.bind_ortvalue_input(self.graph.learning_rate, self._rate)
         self._buffers.run()
 
     def _read(self, last: int, feeds: Feeds | None = None) -> list[tuple[int, float]]:

@@ -96,8 +96,8 @@ class PlanHead(Record):
 class Call(Record):
     """One call as its stages see it; tensors by their addresses, 0 for what is absent or read by nobody.
 
-    shared: the call's scratch. group, part: the first of this round. next: the item that is taken next, of `items`.
-    failed: 1 when a thread found no memory.
+    shared: the call's scratch. group, part: the first of this round. next: the item that is taken next, of `items`; a
+    thread takes `run` at a time. failed: 1 when a thread found no memory.
     """
 
     context: int
@@ -111,12 +111,15 @@ class Call(Record):
     group: int
     part: int
     items: int
+    run: int
     thread_bytes: int
     next: int
     failed: int
 
 
 _NEXT = offset(Call, "next")
+# that a thread takes about: adjacent items are mostly adjacent in memory, and one thread reads them as one stream
+_RUNS = 64
 
 
 @inner
@@ -137,15 +140,16 @@ def stage(name: str, parameters: type[Record], item: Callable[..., object]) -> E
         call = view(Call, address)
         p, runtime, scratch = view(parameters, call.parameters), view(Runtime, call.runtime), 0
         while True:
-            n = fetch_add(address + _NEXT, 1)
-            if n >= call.items:
+            first = fetch_add(address + _NEXT, call.run)
+            if first >= call.items:
                 break
             if scratch == 0 and call.thread_bytes:
                 scratch = acquire(runtime, call.thread_bytes)
                 if scratch == 0:
                     call.failed = 1
                     break
-            item(call, p, n, scratch)
+            for n in range(first, min(first + call.run, call.items)):
+                item(call, p, n, scratch)
         release(runtime, scratch, call.thread_bytes)
 
     return work
@@ -174,5 +178,5 @@ def run_stages(call, plan):
 def _run_stage(call, runtime, entry):
     function, items = load_i64(entry, 0), load_i64(entry, 1)
     threads = min(runtime.threads, items)
-    call.next, call.items = 0, items
+    call.next, call.items, call.run = 0, items, max(items // (_RUNS * threads), 1)
     return ort(call.api, PARALLEL_FOR, (call.context, function, threads, threads, call))
