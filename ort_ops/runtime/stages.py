@@ -178,5 +178,5 @@ def run_stages(call, plan):
 def _run_stage(call, runtime, entry):
     function, items = load_i64(entry, 0), load_i64(entry, 1)
     threads = min(runtime.threads, items)
-    call.next, call.items, call.run = 0, items, max(items // (_RUNS * threads), 1)
+    call.next, call.items, call.run = 0, items, max(items // (_RUNS * max(threads, 1)), 1)
     return ort(call.api, PARALLEL_FOR, (call.context, function, threads, threads, call))

@@ -88,6 +88,28 @@ def test_an_impossible_vector_length_speaks_against_the_route() -> None:
     assert "ONNX_BACKPROP_VECTOR_LENGTH: expected a power of two from 4 to 64, got '2'" in printed
 
 
+EMPTY = """
+import numpy as np
+import onnx_backprop as ob
+from onnx import parser
+
+model = parser.parse_model('''
+    <ir_version: 10, opset_import: ["" : 18, "onnx_backprop" : 1]>
+    g (float[N,1,2,3] x, float[N,1,2] sums, float[1,1,2,2] bias)
+        => (float[N,1,2,3] dq, float[N,1,2,3] dk, float[N,1,2,3] dv, float[1,1,2,2] dbias) {
+        dq, dk, dv, dbias = onnx_backprop.AttentionBackward (x, x, x, x, x, sums, bias)
+    }''')
+feeds = {"x": np.zeros((0, 1, 2, 3), np.float32), "sums": np.zeros((0, 1, 2), np.float32)}
+*_, dbias = ob.session(model, kernels="native").run(None, {**feeds, "bias": np.ones((1, 1, 2, 2), np.float32)})
+assert not dbias.any()
+"""
+
+
+def test_stages_of_nothing() -> None:
+    """Attention of no batches has gradients of its bias alone, and stages without an item."""
+    run("-c", EMPTY)
+
+
 # A model with a kernel of each kind, and its answer as bytes.
 SESSIONS = """
 import multiprocessing, os, sys, threading
