@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 
 import onnx_backprop as ob
+from onnx_backprop.opset.core import signals
 from onnx_backprop.opset.core.signals import Deferred
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.ort_ops import numpy_route
@@ -254,7 +255,7 @@ def test_signals_wait_for_the_end_of_a_block() -> None:
 
 def test_signals_raise_on_the_way_into_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands in for a handler there calls it, and goes on doing so where it is left behind."""
-    before, real = signal.getsignal(signal.SIGINT), signal.signal
+    before, real = signal.getsignal(signal.SIGINT), signals._plain.signal
 
     def install(number: int, handler: Any) -> Any:
         real(number, handler)
@@ -262,7 +263,7 @@ def test_signals_raise_on_the_way_into_a_block(monkeypatch: pytest.MonkeyPatch) 
             raise Sudden
 
     with monkeypatch.context() as patched:
-        patched.setattr(signal, "signal", install)
+        patched.setattr(signals._plain, "signal", install)
         with pytest.raises(Sudden), Deferred():
             raise AssertionError("not reached")
     try:
