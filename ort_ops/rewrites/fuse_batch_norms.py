@@ -83,24 +83,19 @@ class _Fusion:
             return None
         if node.op_type == ELEMENTWISE and node.domain == NATIVE_DOMAIN:
             return node
-        return self._chains.fused([n], n) if self._chains.is_step(n) else None
+        return self._chains.alone(n)
 
     def _backward(self, n: int) -> None:
         """A gradient with the chain that makes dz, in its place."""
         node = self._nodes[n]
-        x, dz, mean, variance, *gamma = node.input[:5]
+        x, dz, mean, variance, gamma = _five_inputs(node)
         first, last = self._producers.get(mean), self._producers.get(dz)
-        if first is None or last is None or not self._is(first, FORWARD):
+        if first is None or last is None or not variance or not self._is(first, FORWARD):
             return
         alone = self._readers[dz] == [n]
         forward, chain = self._nodes[first], self._chain(last)
-        given = [*forward.input, ""][:5]
-        if [*forward.output[3:5], x, *gamma] != [
-            mean,
-            variance,
-            given[X],
-            *filter(None, [given[GAMMA]]),
-        ] or chain is None:
+        given = _five_inputs(forward)
+        if [*forward.output[3:5], given[X], given[GAMMA]] != [mean, variance, x, gamma] or chain is None:
             return
         if _epsilon(forward) != _epsilon(node) or any(self._producers.get(name, -1) > last for name in node.input):
             return
@@ -108,7 +103,7 @@ class _Fusion:
             return
         z = forward.output[0]
         steps = _Steps(chain, [*NORMALISED], {z: "v2"})
-        relu = [m for m in self._readers[z] if m < len(self._nodes) and self._nodes[m].op_type == "Relu"]
+        relu = [m for m in self._readers[z] if m < len(self._nodes) and is_standard(self._nodes[m], "Relu")]
         if relu and self._nodes[relu[0]].output[0] in chain.input:
             steps.known[self._nodes[relu[0]].output[0]] = steps.step("Relu", "v2")
         planes = self._planes(steps, self._chains.shape(x)) if alone else {}
@@ -122,6 +117,7 @@ class _Fusion:
             self._changed[n] = None
             self._changed |= planes
             self._readers[z] = [m for m in self._readers[z] if m != last]
+            self._readers[mean].append(last)
 
     def _planes(self, steps: "_Steps", shape: Shape | None) -> dict[int, None]:
         """Let a program spread numbers of planes itself: of Expand, and of Mul with a tensor; those nodes go."""
@@ -155,7 +151,7 @@ class _Fusion:
         if chain is None or min(elsewhere, default=last + 1) <= last:
             return
         others, program = _Steps(chain, [*NORMALISED], {node.output[0]: "v2"}).finished()
-        inputs = [*[*node.input, ""][:5], chain.input[0], *others]
+        inputs = [*_five_inputs(node), chain.input[0], *others]
         if self._native(last, node, program, inputs, [chain.output[0], *node.output[1:]]):
             self._changed[n] = None
 
@@ -174,6 +170,10 @@ class _Fusion:
             if name not in self._types:
                 self._model.graph.value_info.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
         return True
+
+
+def _five_inputs(node: NodeProto) -> list[str]:
+    return [*node.input, *[""] * 3][:5]
 
 
 def _epsilon(node: NodeProto) -> float:

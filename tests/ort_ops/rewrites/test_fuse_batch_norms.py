@@ -46,7 +46,7 @@ def model(nodes: str, shape: tuple[int, ...] = (2, 3, 5, 7), outputs: str = "y d
                float[{shape[1]}] rm, float[{shape[1]}] rv, float[{shape[1]}] g, float[{shape[1]}] b) => ()
         <float one = {{1.0}}, float three = {{3.0}}, float less = {{-3.0}}, float zero = {{0.0}}> {{ {nodes} }}""")
     channels = {"nm", "nv", "m", "v", "dg", "db"}
-    for name in dict.fromkeys(name for node in graph.graph.node for name in node.output if name != "lengths"):
+    for name in dict.fromkeys(name for node in graph.graph.node for name in node.output if name not in ("", "lengths")):
         kind = TensorProto.BOOL if name in flags else TensorProto.FLOAT
         value = helper.make_tensor_value_info(name, kind, [shape[1]] if name in channels else dims)
         wanted = name in (*outputs.split(), *channels, "passed")
@@ -161,6 +161,13 @@ def with_attribute(graph: ModelProto, op_type: str, name: str, value: Any) -> Mo
     return graph
 
 
+def with_a_relu_of_its_own(graph: ModelProto) -> ModelProto:
+    graph.opset_import.append(helper.make_opsetid("mine", 1))
+    text = '<opset_import: ["": 18], domain: "mine"> Relu (x) => (y) { y = Neg(x) }'
+    graph.functions.append(parser.parse_function(text))
+    return graph
+
+
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
@@ -178,6 +185,15 @@ def with_attribute(graph: ModelProto, op_type: str, name: str, value: Any) -> Mo
         (model(RELU.replace("m, v, g)", "rm, rv, g)")), [BOTH[0], "ReLUBackward", BACKWARD]),
         (model(RELU, outputs="y"), [BOTH[0], "ReLUBackward", BACKWARD]),
         (model(RELU.replace("(x, dz", "(r, dz")), [BOTH[0], "ReLUBackward", BACKWARD]),
+        (model(RELU.replace(", m, v, g)", ")")), [BOTH[0], "ReLUBackward", BACKWARD]),
+        (model(RELU.replace("m, v", 'm, ""')), [BOTH[0], "ReLUBackward", BACKWARD]),
+        (model(SWISH.replace(", g, b)", ")").replace(", g)", ")")), BOTH),
+        (model(f"{BN}  dz = Add(dy, more)  y = Relu(z)  {BNB}"), [FORWARD, BOTH[1], "Relu"]),
+        (
+            model(f"under = IsNaN(r)  {BN}  y = Where(under, zero, z)  dz = Where(under, zero, dy)  {BNB}"),
+            ["IsNaN", FORWARD, "Where", "Where", BACKWARD],
+        ),
+        (with_a_relu_of_its_own(model(f"{BN}  y = mine.Relu(z)  dz = Mul(dy, y)  {BNB}")), [FORWARD, "Relu", BOTH[1]]),
         (
             with_attribute(with_attribute(model(RELU, (2, 3, 4, 3)), FORWARD, "data_format", "NXC"), BACKWARD, "data_format", "NXC"),
             [FORWARD, "Relu", "ReLUBackward", BACKWARD],
@@ -187,7 +203,8 @@ def with_attribute(graph: ModelProto, op_type: str, name: str, value: Any) -> Mo
         *("z is put out", "z is read elsewhere", "dz is read behind", "dz is read before", "dz is put out"),
         *("statistics are read before", "no step", "no chain", "a gate is read elsewhere"),
         *("another epsilon", "another gamma", "other statistics", "nobody reads dx"),
-        *("another x", "channels last"),
+        *("another x", "no statistics", "no variance", "no parameters", "dz before y", "a mask", "another Relu"),
+        "channels last",
     ],
 )  # fmt: skip
 def test_what_is_fused(graph: ModelProto, expected: list[str], rng) -> None:
