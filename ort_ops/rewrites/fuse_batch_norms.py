@@ -191,7 +191,7 @@ class _Steps:
     """A program that is made of a chain behind the steps that make z."""
 
     def __init__(self, chain: NodeProto, z: str) -> None:
-        self._chain, self._steps = chain, [*NORMALISED]
+        self._chain, self._steps = chain, list[tuple[str, tuple[str, ...]]](NORMALISED)
         self.tensors, self.planes = list[str](), list[str]()
         self.known = {z: "v2"}  # what steps in front make of the chain's inputs
         self._program = Program.parse(next(a.s.decode() for a in chain.attribute if a.name == "program"))
