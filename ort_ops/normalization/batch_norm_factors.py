@@ -22,7 +22,7 @@ def factors_of(call, channel, count, epsilon, square, whole, along):
 
     Its entries of diff_gamma and diff_beta are stored.
     """
-    given, scales = call.inputs[VARIANCE], call.inputs[GAMMA]
+    given = call.inputs[VARIANCE]
     variance = np.float64(load_f32(given, channel)) if given else square / count
     rate = 1.0 / np.sqrt(variance + epsilon)
     dgamma = along * rate
@@ -30,5 +30,5 @@ def factors_of(call, channel, count, epsilon, square, whole, along):
         store_f32(call.more[DIFF_GAMMA], channel, np.float32(dgamma))
     if call.more[DIFF_BETA]:
         store_f32(call.more[DIFF_BETA], channel, np.float32(whole))
-    slope = rate * np.float64(load_f32(scales, channel)) if scales else rate
+    slope = slope_of(call.inputs[GAMMA], channel, variance, epsilon)
     return slope, -slope * rate * dgamma / count, -slope * whole / count

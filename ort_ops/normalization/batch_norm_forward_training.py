@@ -153,7 +153,8 @@ def _measure(address, channel, numbers):
 @cache
 def _programmed(text: str) -> Exported:
     """`_channel` where the last pass is a program."""
-    run, tensors, count = runner(text), Program.parse(text).tensors, Program.parse(text).numbers
+    run, program = runner(text), Program.parse(text)
+    tensors, count = program.tensors, program.numbers
 
     @compiled(f"batch_norm_forward_{digest(text)}")
     def work(call, p, channel, _scratch):

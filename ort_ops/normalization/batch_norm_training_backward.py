@@ -150,8 +150,8 @@ def _finish(address, channel, numbers, sums):
 @cache
 def _programmed(text: str, planes: int) -> Exported:
     """`_channel` where a program makes dy, which lies where dx comes to lie unless it is put out; μ, σ² are given."""
-    run, tensors, count = runner(text), Program.parse(text).tensors, Program.parse(text).numbers
-    name = f"batch_norm_backward_{digest(text)}_{planes}"
+    run, program, name = runner(text), Program.parse(text), f"batch_norm_backward_{digest(text)}_{planes}"
+    tensors, count = program.tensors, program.numbers
 
     @compiled(name)
     def work(call, p, channel, _scratch):

@@ -7,10 +7,12 @@ z is not made then, and dz lies where dx comes to lie, or is put out where other
 behind it. A chain that reads z to make dz, as that of HardSwish does, has it computed again from x and the statistics;
 the same where z is read as Relu(z), so that y need not be there. A chain that reads Mul(dy, gate) or Expand(pool), with
 one number for each plane of x, spreads these itself. Bits are those of the separate nodes, and no tensor is there for
-longer. Left alone: a z that anybody else reads, NXC and planes of one element, whose sums have another order, types
-other than float32.
+longer. Left alone: a z that anybody else reads, NXC, types other than float32, bool among them, and planes of few
+elements, which gain nothing. Where a size is a symbol they are taken to have many; in a run in which they have one,
+sums have another order.
 """
 
+import math
 from collections import defaultdict
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
@@ -29,6 +31,7 @@ from onnx_backprop.ort_ops.runtime.call import MAX_INPUTS
 
 FORWARD, BACKWARD = "BatchNormForwardTraining", "BatchNormTrainingBackward"
 X, GAMMA, BETA = 0, 3, 4  # inputs of FORWARD
+SHORT = 16  # elements of a plane, for which the calls of a program take longer than passes over memory
 
 
 def fuse_batch_norms(model: ModelProto) -> ModelProto:
@@ -77,38 +80,33 @@ class _Fusion:
         return node.op_type == op_type and node.domain == DOMAIN and channels_first
 
     def _chain(self, n: int) -> NodeProto | None:
-        """A node as a native chain, where it is one or a step of one; not of planes of one element."""
+        """A node as a native chain, where it is one or a step of one; not of short planes."""
         node, shape = self._nodes[n], self._chains.shape(self._nodes[n].output[0])
-        if n in self._changed or not shape or all(length == 1 for length in shape[2:]):
+        if n in self._changed or not shape or _short(shape):
             return None
         if node.op_type == ELEMENTWISE and node.domain == NATIVE_DOMAIN:
             return node
-        return self._chains.fused([n], n) if self._chains.is_step(n) else None
+        return self._chains.alone(n)
 
     def _backward(self, n: int) -> None:
         """A gradient with the chain that makes dz, in its place."""
         node = self._nodes[n]
-        x, dz, mean, variance, *gamma = node.input[:5]
+        x, dz, mean, variance, gamma = _five_inputs(node)
         first, last = self._producers.get(mean), self._producers.get(dz)
-        if first is None or last is None or not self._is(first, FORWARD):
+        if first is None or last is None or not variance or not self._is(first, FORWARD):
             return
         alone = self._readers[dz] == [n]
         forward, chain = self._nodes[first], self._chain(last)
-        given = [*forward.input, ""][:5]
-        if [*forward.output[3:5], x, *gamma] != [
-            mean,
-            variance,
-            given[X],
-            *filter(None, [given[GAMMA]]),
-        ] or chain is None:
+        given = _five_inputs(forward)
+        if [*forward.output[3:5], given[X], given[GAMMA]] != [mean, variance, x, gamma] or chain is None:
             return
         if _epsilon(forward) != _epsilon(node) or any(self._producers.get(name, -1) > last for name in node.input):
             return
         if not alone and (n != last + 1 or len(node.output) < 3):  # dx would be there for longer
             return
         z = forward.output[0]
-        steps = _Steps(chain, [*NORMALISED], {z: "v2"})
-        relu = [m for m in self._readers[z] if m < len(self._nodes) and self._nodes[m].op_type == "Relu"]
+        steps = _Steps(chain, z)
+        relu = [m for m in self._readers[z] if m < len(self._nodes) and is_standard(self._nodes[m], "Relu")]
         if relu and self._nodes[relu[0]].output[0] in chain.input:
             steps.known[self._nodes[relu[0]].output[0]] = steps.step("Relu", "v2")
         planes = self._planes(steps, self._chains.shape(x)) if alone else {}
@@ -116,12 +114,12 @@ class _Fusion:
         if not others:
             return
         inputs = [x, others[0], mean, variance, given[GAMMA], given[BETA], chain.input[0], *others[1:], *steps.planes]
-        if self._native(
-            last, node, program, inputs, [node.output[0], *node.output[1:], *[dz][alone:]], len(steps.planes)
-        ):
+        outputs = [*node.output, *[dz][alone:]]
+        if self._native(last, node, program, inputs, outputs, len(steps.planes)):
             self._changed[n] = None
             self._changed |= planes
             self._readers[z] = [m for m in self._readers[z] if m != last]
+            self._readers[mean].append(last)
 
     def _planes(self, steps: "_Steps", shape: Shape | None) -> dict[int, None]:
         """Let a program spread numbers of planes itself: of Expand, and of Mul with a tensor; those nodes go."""
@@ -154,8 +152,8 @@ class _Fusion:
         elsewhere = [m for name in node.output[1:] if name for m in self._readers[name]]
         if chain is None or min(elsewhere, default=last + 1) <= last:
             return
-        others, program = _Steps(chain, [*NORMALISED], {node.output[0]: "v2"}).finished()
-        inputs = [*[*node.input, ""][:5], chain.input[0], *others]
+        others, program = _Steps(chain, node.output[0]).finished()
+        inputs = [*_five_inputs(node), chain.input[0], *others]
         if self._native(last, node, program, inputs, [chain.output[0], *node.output[1:]]):
             self._changed[n] = None
 
@@ -176,17 +174,26 @@ class _Fusion:
         return True
 
 
+def _short(shape: Shape) -> bool:
+    lengths = [length for length in shape[2:] if isinstance(length, int)]
+    return len(lengths) == len(shape[2:]) and math.prod(lengths) <= SHORT
+
+
+def _five_inputs(node: NodeProto) -> list[str]:
+    return [*node.input, *[""] * 3][:5]
+
+
 def _epsilon(node: NodeProto) -> float:
     return next(a.f for a in node.attribute if a.name == "epsilon")
 
 
 class _Steps:
-    """A program that is made of a chain behind other steps."""
+    """A program that is made of a chain behind the steps that make z."""
 
-    def __init__(self, chain: NodeProto, before: list[tuple[str, tuple[str, ...]]], known: dict[str, str]) -> None:
-        self._chain, self._steps = chain, before
+    def __init__(self, chain: NodeProto, z: str) -> None:
+        self._chain, self._steps = chain, list[tuple[str, tuple[str, ...]]](NORMALISED)
         self.tensors, self.planes = list[str](), list[str]()
-        self.known = known  # what steps in front make of the chain's inputs
+        self.known = {z: "v2"}  # what steps in front make of the chain's inputs
         self._program = Program.parse(next(a.s.decode() for a in chain.attribute if a.name == "program"))
 
     def others(self) -> list[str]:

@@ -176,9 +176,10 @@ class Chains:
             copies |= duplicated
         produced = {name for n in members | copies for name in self._nodes[n].output}
         read = {name for n in members | copies for name in self._nodes[n].input} - produced
-        if any(self._types.get(name) == TensorProto.BOOL for name in read):
-            return {last}, set()
-        return members, copies
+        return ({last}, set()) if self._has_flags(read) else (members, copies)
+
+    def _has_flags(self, names: Iterable[str]) -> bool:
+        return any(self._types.get(name) == TensorProto.BOOL for name in names)
 
     def _duplicable(self, n: int, members: set[int], absorbed: dict[int, NodeProto | None]) -> set[int] | None:
         """A node with those before it, up to what members of a chain read beside its result, and one tensor more."""
@@ -211,6 +212,10 @@ class Chains:
         produced = {name for n in members for name in self._nodes[n].output}
         read = dict.fromkeys(name for n in sorted(members) for name in self._nodes[n].input)
         return [name for name in read if name not in produced and name not in self._scalars]
+
+    def alone(self, n: int) -> NodeProto | None:
+        """A node as a chain, where it is a step that reads no flags."""
+        return None if not self.is_step(n) or self._has_flags(self._nodes[n].input) else self.fused([n], n)
 
     def fused(self, members: list[int], last: int) -> NodeProto:
         """The native node of a chain; its numbers become an initializer."""
