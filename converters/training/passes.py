@@ -6,6 +6,7 @@ nothing, as changes of shape, which would be copied as outputs.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +138,10 @@ def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False)
         warn(describe_shared(together))
     groups = [tuple(str(value.name) for value in group) for group in (parameters, statistics, buffers)]
     layouts = {str(value.name): layout_of(value) for value in (*parameters, *statistics, *buffers)}
-    return Variables(infer_large(to_proto(draft.model)), *groups, layouts=layouts)
+    result = to_proto(draft.model)
+    del draft, graph, floats, path, choice, trained, parameters, normalizations, read, statistics, rest, unread, named
+    gc.collect()  # a graph refers to itself, and to the numbers of the model that came
+    return Variables(infer_large(result), *groups, layouts=layouts)
 
 
 def inference(variables: Variables) -> ModelProto:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -20,7 +21,7 @@ from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.training.passes import Passes, Variables, inference, passes, variables
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, UnsupportedError
-from onnx_backprop.opset.core.mapped import is_mapped, to_array
+from onnx_backprop.opset.core.mapped import can_be_mapped, computed, is_mapped, refer_like, to_array
 from onnx_backprop.opset.graphs.edit import copied, replace_values, without_numbers
 from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.ort_ops import (
@@ -141,6 +142,8 @@ class Module(torch.nn.Module):
             self._types[name] = _dtype(value.data_type)
             array = to_array(value)
             known = array.astype("float32" if array.dtype.name == "bfloat16" else array.dtype)  # to PyTorch; a copy
+            del array
+            value.ClearField("raw_data")
             tensor = torch.from_numpy(known).to(self._types[name])
             tensor = tensor.t() if layout.transposed else tensor.reshape(-1) if layout.flat else tensor
             owner, leaf = self._register(layout.name, tensor, trained=name in source.parameters)
@@ -152,6 +155,7 @@ class Module(torch.nn.Module):
 
     def _forget(self) -> None:
         self._compiled: dict[tuple[bool, frozenset[str], tuple[str, ...]], _Run] = {}
+        self._references: dict[str, TensorProto] = {}
         self._lock = threading.Lock()
 
     def _stored(self, name: str) -> Any:
@@ -257,12 +261,28 @@ class Module(torch.nn.Module):
             stored = self._stored(tensor.name).detach().contiguous()
             if (shape := tuple(stored.shape)) != tuple(tensor.dims):
                 raise InvalidArgumentError(f"{tensor.name!r} has shape {tuple(tensor.dims)}, got a tensor of {shape}")
-            replace_values(tensor, _array(stored))
+            if can_be_mapped(tensor):
+                refer_like(tensor, self._reference(tensor))
+            else:
+                replace_values(tensor, _array(stored))
         return replace(self._model, model=model)
+
+    def _reference(self, tensor: TensorProto) -> TensorProto:
+        """A tensor whose numbers are those of this module whenever they are read, so that there is no copy of them."""
+        name, this = tensor.name, weakref.ref(self)
+
+        def numbers() -> np.ndarray:
+            owner = this()
+            assert owner is not None  # what it is for lives no longer
+            return _array(owner._stored(name).detach().contiguous())
+
+        if name not in self._references:
+            self._references[name] = computed(tensor.data_type, tensor.dims, numbers)
+        return self._references[name]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without sessions and their lock, which no copy can have."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_compiled", "_lock")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_compiled", "_references", "_lock")}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)

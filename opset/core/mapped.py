@@ -82,6 +82,14 @@ def computed(element: int, dims: Sequence[int], function: Callable[[], np.ndarra
     return tensor
 
 
+def refer_like(tensor: TensorProto, other: TensorProto) -> None:
+    """Let a tensor have the numbers that a reference has, in the place of its own."""
+    tensor.ClearField("raw_data")
+    tensor.data_location = other.data_location
+    del tensor.external_data[:]
+    tensor.external_data.extend(other.external_data)
+
+
 def _location_of(path: str) -> str:
     """The location of a file as it is now: its path, with a number behind it if that means an earlier file."""
     status, number, location = os.stat(path), 1, path

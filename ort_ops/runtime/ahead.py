@@ -108,6 +108,7 @@ def run(once: Callable[[], _T], guard: np.ndarray | None = None) -> _T:
         result = once()
         if not missing:
             return result
+        del result  # of zeros, in as much memory as the next one
     except Exception as e:
         logger.debug("the run that finds out what is missing: %s", e)
         if not missing:
