@@ -115,7 +115,12 @@ class Passes:
 
 def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False) -> Variables:
     """What a model has for a training: see `Variables`. untie: as of `training_graph`."""
-    draft = Draft(load(model))
+    result = _variables(Draft(load(model)), untie=untie)
+    gc.collect()  # a graph refers to itself, and to the numbers of the model that came
+    return result
+
+
+def _variables(draft: Draft, *, untie: bool) -> Variables:
     graph = draft.graph
     if untie:
         separate(graph)
@@ -138,10 +143,7 @@ def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False)
         warn(describe_shared(together))
     groups = [tuple(str(value.name) for value in group) for group in (parameters, statistics, buffers)]
     layouts = {str(value.name): layout_of(value) for value in (*parameters, *statistics, *buffers)}
-    result = to_proto(draft.model)
-    del draft, graph, floats, path, choice, trained, parameters, normalizations, read, statistics, rest, unread, named
-    gc.collect()  # a graph refers to itself, and to the numbers of the model that came
-    return Variables(infer_large(result), *groups, layouts=layouts)
+    return Variables(infer_large(to_proto(draft.model)), *groups, layouts=layouts)
 
 
 def inference(variables: Variables) -> ModelProto:

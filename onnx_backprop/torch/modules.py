@@ -281,8 +281,9 @@ class Module(torch.nn.Module):
         return self._references[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without sessions and their lock, which no copy can have."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_compiled", "_references", "_lock")}
+        """Without sessions, their lock and references to this object, which no copy can have."""
+        left = ("_compiled", "_references", "_lock")
+        return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
         super().__setstate__(saved)

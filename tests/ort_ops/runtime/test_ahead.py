@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,20 @@ def test_what_may_run_twice(nodes: str, expected: bool) -> None:
     model.functions[0].node.extend(inside.graph.node)
     assert ahead.repeatable(model) is expected
     assert not ahead.repeatable("model.onnx")
+
+
+def test_results_of_a_trial_go_before_the_run_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are zeros, and take as much memory as those of the run that counts."""
+    monkeypatch.setattr(ahead, "compile_all", lambda _: None)
+    results: list[weakref.ref[Finished]] = []
+
+    def once() -> Finished:
+        if (trial := ahead._trial.get()) is not None:
+            trial.missing[Finished("missing", [])] = None
+        assert all(result() is None for result in results)
+        results.append(weakref.ref(result := Finished("result", [])))
+        return result
+
+    result = ahead.run(once)
+    assert len(results) == 2
+    assert results[1]() is result
