@@ -252,15 +252,15 @@ def _cut(kept: int, passing: int, groups: int) -> tuple[int, int, int]:
 
     The time is in products of two blocks. Every item splits what it keeps, which nothing hides.
     """
-    threads, found = processors(), list[tuple[int, int, int]]()
+    threads, candidates = processors(), list[tuple[int, int, int]]()
     for held in range(min(max(_KEPT // (groups * GROUP), _LEAST), kept), 0, -1):
         pieces = -(-kept // held)
         for cuts in {1, *(threads * n // pieces + m for n in range(1, _MANY + 1) for m in (0, 1))} - {0}:
             lines = -(-passing // cuts)
             rounds = -(-pieces * -(-passing // lines) // threads)
             split = (_HIDDEN if held >= _LEAST else _SEEN) * lines + _SEEN * held
-            found.append((rounds * (held * lines + split), -held, -lines))
-    time, held, lines = min(found)
+            candidates.append((rounds * (held * lines + split), -held, -lines))
+    time, held, lines = min(candidates)
     return time, -held, -lines
 
 

@@ -3,7 +3,7 @@
     z = BatchNorm(x)  s = Add(z, r)  y = Relu(s)                    ->   y = BatchNorm(x, r; "…; Add v2 t1; Relu v3")
     dz = ReLUBackward(y, dy)  dx = BatchNormTrainingBackward(x, dz) ->   dx = BatchNormTrainingBackward(x, dy, y; "…")
 
-z is not made then, and dz lies where dx comes to lie, or is put out where others read it and the gradient comes right
+z is not stored then, and dz lies where dx comes to lie, or is put out where others read it and the gradient comes right
 behind it. A chain that reads z to make dz, as that of HardSwish does, has it computed again from x and the statistics;
 the same where z is read as Relu(z), so that y need not be there. A chain that reads Mul(dy, gate) or Expand(pool), with
 one number for each plane of x, spreads these itself. Bits are those of the separate nodes, and no tensor is there for
@@ -129,13 +129,13 @@ class _Fusion:
             m = self._producers.get(name, -1)
             if plane == shape or m < 0 or m in self._changed or len(self._readers[name]) != 1:
                 continue
-            made = self._nodes[m]
-            shapes = [self._chains.shape(operand) for operand in made.input]
-            if is_standard(made, "Mul") and plane in shapes and shape in shapes:
-                tensor, numbers = made.input if shapes[0] == shape else made.input[::-1]
+            node = self._nodes[m]
+            shapes = [self._chains.shape(operand) for operand in node.input]
+            if is_standard(node, "Mul") and plane in shapes and shape in shapes:
+                tensor, numbers = node.input if shapes[0] == shape else node.input[::-1]
                 steps.known[name] = steps.step("Mul", steps.tensor(tensor), steps.plane(numbers))
-            elif is_standard(made, "Expand") and shapes[0] == plane and len(steps.others()) + len(steps.tensors) > 1:
-                steps.known[name] = steps.plane(made.input[0])
+            elif is_standard(node, "Expand") and shapes[0] == plane and len(steps.others()) + len(steps.tensors) > 1:
+                steps.known[name] = steps.plane(node.input[0])
             else:
                 continue
             gone[m] = None
@@ -188,7 +188,7 @@ def _epsilon(node: NodeProto) -> float:
 
 
 class _Steps:
-    """A program that is made of a chain behind the steps that make z."""
+    """A program of a chain behind the steps that make z."""
 
     def __init__(self, chain: NodeProto, z: str) -> None:
         self._chain, self._steps = chain, list[tuple[str, tuple[str, ...]]](NORMALISED)

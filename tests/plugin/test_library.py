@@ -339,7 +339,7 @@ def test_what_computes_in_float16_has_the_losses_of_the_trainer(tmp_path: Path, 
     assert _trained(training, tmp_path, SIZES[0])[0] == expected
 
 
-def test_batch_norms_with_what_stands_around_them(tmp_path: Path, training: Any) -> None:
+def test_fused_batch_norms(tmp_path: Path, training: Any) -> None:
     """A residual, a Relu and their gradients in the passes of the batch norm."""
     model = _model()
     nodes = parser.parse_graph("""

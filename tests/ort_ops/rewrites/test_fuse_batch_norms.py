@@ -169,7 +169,7 @@ def with_attribute(graph: ModelProto, op_type: str, name: str, value: Any) -> Mo
     return graph
 
 
-def with_a_relu_of_its_own(graph: ModelProto) -> ModelProto:
+def with_local_relu(graph: ModelProto) -> ModelProto:
     graph.opset_import.append(helper.make_opsetid("mine", 1))
     text = '<opset_import: ["": 18], domain: "mine"> Relu (x) => (y) { y = Neg(x) }'
     graph.functions.append(parser.parse_function(text))
@@ -201,7 +201,7 @@ def with_a_relu_of_its_own(graph: ModelProto) -> ModelProto:
             model(f"under = IsNaN(r)  {BN}  y = Where(under, zero, z)  dz = Where(under, zero, dy)  {BNB}"),
             ["IsNaN", FORWARD, "Where", "Where", BACKWARD],
         ),
-        (with_a_relu_of_its_own(model(f"{BN}  y = mine.Relu(z)  dz = Mul(dy, y)  {BNB}")), [FORWARD, "Relu", BOTH[1]]),
+        (with_local_relu(model(f"{BN}  y = mine.Relu(z)  dz = Mul(dy, y)  {BNB}")), [FORWARD, "Relu", BOTH[1]]),
         (
             with_attribute(with_attribute(model(RELU, (2, 3, 9, 3)), FORWARD, "data_format", "NXC"), BACKWARD, "data_format", "NXC"),
             [FORWARD, "Relu", "ReLUBackward", BACKWARD],
@@ -215,7 +215,7 @@ def with_a_relu_of_its_own(graph: ModelProto) -> ModelProto:
         "channels last",
     ],
 )  # fmt: skip
-def test_what_is_fused(graph: ModelProto, expected: list[str], rng) -> None:
+def test_fusion_conditions(graph: ModelProto, expected: list[str], rng) -> None:
     changed = fused(graph)
     assert kinds(changed) == expected
     given = feeds(rng, graph)
