@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Unpack
 
+import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
@@ -119,16 +120,19 @@ def _unit_products(
     value = values_by_name(work.graph)[name]
     shape, shape_known, lengths = op.shape(value), dims(value), known_lengths(value)
     count = op.ReduceProd(shape) if lengths is None else op.ints([prod(lengths)])
-    unit = op.EyeLike(op.filled(op.joined(count, count), 0, element_type(seed)))
-    unit = op.Reshape(unit, op.joined(count, shape), allowzero=1)
     blocks: list[ir.Value] = []
     symbol, opsets = _count(value), work.model.opset_imports
-    batched = batch(work.graph, op, [seed], ends, opsets, stacked=[unit], symbol=symbol, by_rules=by_rules)
+    if symbol == 1:
+        batched = _for_one(work.graph, seed, ends, op.unique(f"{op.prefix}/one"), known_lengths(value) or ())
+    else:
+        unit = op.EyeLike(op.filled(op.joined(count, count), 0, element_type(seed)))
+        unit = op.Reshape(unit, op.joined(count, shape), allowzero=1)
+        batched = batch(work.graph, op, [seed], ends, opsets, stacked=[unit], symbol=symbol, by_rules=by_rules)
     op.prefix = f"{name}_unit"
     for end, result, rows in zip(ends, shapes, batched, strict=True):
         place = [value is rows for value in work.graph.outputs].index(True)
         lengths, parts = known_lengths(end), [shape_known, result]
-        inner = op.Shape(rows, start=1) if lengths is None else op.ints(lengths)
+        inner = op.Shape(rows, start=int(symbol != 1)) if lengths is None else op.ints(lengths)
         flat = rows
         if columns:
             size = op.ReduceProd(inner) if lengths is None else op.ints([prod(lengths)])
@@ -141,6 +145,22 @@ def _unit_products(
         blocks.append(block)
     work.append(op)
     return blocks
+
+
+def _for_one(
+    graph: ir.Graph, seed: ir.Value, ends: Sequence[ir.Value], name: str, lengths: Sequence[int]
+) -> list[ir.Value]:
+    """The results for a seed of one number, which is 1: as they are, with no axis for rows.
+
+    onnxruntime takes a row of one number for the number: of row / y · c it makes c / y, without the axis (1.32).
+    """
+    one = ir.Value(name=name, type=seed.type, shape=seed.shape)
+    one.const_value = ir.tensor(np.ones(lengths, element_type(seed).numpy()), name=name)
+    places = [list(graph.outputs).index(end) for end in ends]
+    graph.inputs.remove(seed)
+    seed.replace_all_uses_with(one, replace_graph_outputs=True)
+    graph.register_initializer(one)
+    return [graph.outputs[place] for place in places]
 
 
 def _call(work: Work, output: ir.Value, name: str) -> str:

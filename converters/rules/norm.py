@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
+from onnx_backprop.converters.reverse.expand import amends
 from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import DOMAIN_TYPES, as_shaped, cast, narrow, size_ratio, widen, work_type
@@ -29,6 +31,23 @@ def log_softmax(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = x - ln Σ e^x along an axis  =>  dx = dy - e^Y · Σ dy."""
     total = op.ReduceSum(dy, [node.axis(-1)], keepdims=1)
     return op.Sub(dy, op.Mul(op.Exp(node.output()), total))
+
+
+@amends("GroupNormalization")
+@amends("LayerNormalization")
+@amends("RMSNormalization")
+def normalization_body(body: onnx.FunctionProto, node: ir.Node) -> None:
+    """float64 is computed in float64, as by onnxruntime's kernels and by the rules; stash_type says float32.
+
+    Of the statistics, which are float32 outputs, one that is read keeps the body as it is.
+    """
+    double = node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.DOUBLE
+    if not double or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):
+        return
+    for inner in body.node:
+        for attribute in inner.attribute:
+            if inner.op_type == "Cast" and attribute.i == onnx.TensorProto.FLOAT:
+                attribute.i = onnx.TensorProto.DOUBLE
 
 
 @gradient("LayerNormalization", versions=(17,), all_outputs=True)

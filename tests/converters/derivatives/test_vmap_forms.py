@@ -220,3 +220,32 @@ def runs(node: str) -> bool:
     except Exception:  # noqa: BLE001 - whatever it says, these types have none
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("opset", "node"),
+    [
+        (17, "LayerNormalization <epsilon = 0.1> (v, w)"),
+        (23, "RMSNormalization <epsilon = 0.1> (v, w)"),
+        (21, "GroupNormalization <num_groups = 1, epsilon = 0.1> (v, w, w)"),
+    ],
+)
+def test_normalizations_of_float64_written_out_stay_in_it(opset: int, node: str) -> None:
+    """Their bodies, which rows of the scale need, say float32; a value of a sequence has no shape for a rule."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}]> g (double[1, 3, 3] x, double[3] w, int64 i) => (double[] y) '
+        f"{{ s = SequenceConstruct (x, x) v = SequenceAt (s, i) y = {node} }}"
+    )
+    rng = np.random.default_rng(opset)
+    x, w, dy = rng.standard_normal((1, 3, 3)), rng.standard_normal((3, 3)), rng.standard_normal((3, 1, 3, 3))
+    i = np.array(1)
+    forward, gradient = model, ob.backward(model, wrt=["x", "w"], of=["y"])
+    for written, rows in ((forward, {"w": w}), (gradient, {"w": w, "y_grad": dy})):
+        got = ob.session(ob.vmap(written, dict.fromkeys(rows, 0))).run(None, {"x": x, "i": i, **rows})
+        one = ob.session(written)
+        each = [one.run(None, {"x": x, "i": i, **{name: v[k] for name, v in rows.items()}}) for k in range(3)]
+        for batched, expected in zip(got, zip(*each, strict=True), strict=True):
+            if node.startswith("Group") and batched is got[0]:  # onnxruntime has no kernel, and computes the body
+                mean, square = (f((1, 2), keepdims=True) for f in (x.mean, x.var))
+                expected = [((x - mean) / np.sqrt(square + np.float32(0.1)) + 1) * s[:, None] for s in w]
+            np.testing.assert_allclose(np.asarray(batched), np.stack(expected), rtol=1e-12, atol=1e-13)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -165,3 +166,23 @@ def test_a_copy_that_is_multiplied_by_a_reciprocal_stays() -> None:
         np.testing.assert_allclose(np.asarray(session.run([result], feeds)[0]), expected, err_msg=result)
     model.graph.initializer[0].double_data[0] = 2
     assert "r" in next(node.input for node in ob.backward(model, wrt=["x"]).graph.node if "p" in node.output)
+
+
+@pytest.mark.parametrize("function", [ob.jacobian, ob.hessian])
+def test_a_row_of_one_number_is_divided(function: Any) -> None:
+    """DivMulFusion takes 1 / m · 0.5, of a row of one number, for 0.5 / m, and loses the axis of rows."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[2] x, float[1] u) => (float z) '
+        "<int64[1] axis = {0}> { m = ReduceMean <keepdims = 0> (x, axis) l = Log (m) v = ReduceSum <keepdims = 0> (u) z = Mul (l, v) }"
+    )
+    x, u = np.array([1, 3], np.float32), np.array([2], np.float32)
+    derived = function(model, ["x", "u"], ["z"])
+    session = onnxruntime.InferenceSession(derived.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    answers = dict(zip(names, session.run(None, {"x": x, "u": u}), strict=True))
+    if function is ob.jacobian:
+        np.testing.assert_allclose(answers["z_jacobian_x"], [0.5, 0.5])
+        np.testing.assert_allclose(answers["z_jacobian_u"], [np.log(2)], rtol=1e-6)
+    else:
+        np.testing.assert_allclose(answers["x_hessian_x"], np.full((2, 2), -0.125))
+        np.testing.assert_allclose(answers["u_hessian_x"], [[0.25, 0.25]])
