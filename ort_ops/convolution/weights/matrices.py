@@ -117,9 +117,8 @@ def _copy_source(p, data, n, group, begin, at, box, target, lines, room):
                         some = min(pairs_of_row, rows - i)
                         shift_pairs(plane.odd > 3, shifted + _LINE * i, even + _LINE * i, some)
                 for i in range(0, stop * (plane.odd < 2), DEPTH):
-                    cells_left, row = cells - plane.odd - i, source + 4 * (i + plane.odd)
-                    pair = to + _LINE // 2 * i
-                    amx.split_turned(pair, _LINE, _LINE * room, row, from_row, channels, cells_left, AHEAD)
+                    pair, row, left = to + _LINE // 2 * i, source + 4 * (i + plane.odd), cells - plane.odd - i
+                    amx.split_turned(pair, _LINE, _LINE * room, row, from_row, channels, left, AHEAD)
 
 
 @inner
