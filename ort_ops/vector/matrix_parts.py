@@ -17,11 +17,11 @@ AHEAD = 512  # bytes of a row that are fetched before they are split
 
 
 @inner
-def split_panel(target, panel, taps, channels, wide, turned, row):
+def split_panel(target, further, panel, taps, channels, wide, turned, row):
     """Packed weights, SIDE output channels of every tap and channel, into parts: a group for DEPTH channels.
 
-    wide: taps that are pairs, of which a group has half the channels; row: scratch for them. turned: whether output
-    channels are rows.
+    further: bytes to the next tap's. wide: taps that are pairs, of which a group has half the channels; row: scratch
+    for them. turned: whether output channels are rows.
     """
     for tap in range(0, taps, wide):
         for c in range(0, channels, DEPTH // wide):
@@ -32,11 +32,10 @@ def split_panel(target, panel, taps, channels, wide, turned, row):
                     copy_rows(row + 4 * SIDE * i, 4 * SIDE * wide, from_tap, 4 * SIDE, count, SIDE)
                 source = row
             for half in range(SIDE // _ROWS):
-                to = target + _TILE * half
+                to = target + tap // wide * further + c * wide // DEPTH * GROUP + _TILE * half
                 split_pairs(to, _LINE, 2 * _TILE, source + 4 * _ROWS * half, 4 * SIDE, wide * count, _ROWS, 0)
                 for part in range(_PARTS * turned):
                     transpose_tile(to + 2 * _TILE * part, _LINE, to + 2 * _TILE * part, _LINE)
-            target += GROUP
 
 
 @inner

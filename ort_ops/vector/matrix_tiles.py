@@ -72,28 +72,38 @@ def _put_unit(b: Block, target: Value, lines: list[Value], *, pairs: bool, part:
         b.put(b.bitcast(bits, VEC), b.add(target, b.mul(part, I64(n))))
 
 
-def _split(function: ir.Function, *, pairs: bool) -> None:
+def _split(function: ir.Function, *, pairs: bool, turned: bool = False) -> None:
+    """turned: what `rows` has as rows of tiles, as columns."""
     target, row_bytes, part_bytes, source, step, rows, length, ahead = function.args
     entry, whole, part = blocks(function, "entry whole part")
     most_rows, most_length = (DEPTH, VECTOR) if pairs else (VECTOR, DEPTH)
     fits = entry.and_(entry.icmp_signed(">=", rows, I64(most_rows)), entry.icmp_signed(">=", length, I64(most_length)))
     entry.cbranch(fits, whole.block, part.block)
-    nothing = ir.Constant(MASK, [0] * VECTOR)
     for b in (whole, part):
         masks = [part.below(length), part.below(part.sub(length, I64(VECTOR)))] if b is part else []
-        for i in range(VECTOR):
-            lines = []
-            for j in range(2):
-                row, offset = (2 * i + j, 0) if pairs else (i, j)
-                place = b.add(b.add(source, b.mul(step, I64(row))), I64(BYTES * offset))
-                if b is whole:
-                    b.prefetch(b.add(place, ahead), level=2)
-                    lines.append(b.vector(place))
-                else:  # even a load without lanes looks its address up: never one far away
-                    within = b.icmp_signed("<", I64(row), rows)
-                    lines.append(b.masked(b.select(within, place, source), b.select(within, masks[offset], nothing)))
-            _put_unit(b, b.add(target, b.mul(row_bytes, I64(i))), lines, pairs=pairs, part=part_bytes)
+        line = partial(_line, b, source, step, rows, masks, ahead)
+        if turned:
+            halves = (transposed(b, [line(i, half) for i in range(VECTOR)]) for half in range(2))
+            units = (half[i : i + 2] for half in halves for i in range(0, VECTOR, 2))
+        else:
+            units = ([line(*((2 * i + j, 0) if pairs else (i, j))) for j in range(2)] for i in range(VECTOR))
+        for i, lines in enumerate(units):
+            _put_unit(b, b.add(target, b.mul(row_bytes, I64(i))), lines, pairs=pairs or turned, part=part_bytes)
         b.ret_void()
+
+
+def _line(
+    b: Block, source: Value, step: Value, rows: Value, masks: list[Value], ahead: Value, row: int, offset: int
+) -> Value:
+    """A vector of a row; masks: where it is not whole."""
+    place = b.add(b.add(source, b.mul(step, I64(row))), I64(BYTES * offset))
+    if not masks:
+        b.prefetch(b.add(place, ahead), level=2)
+        return b.vector(place)
+    # even a load without lanes looks its address up: never one far away
+    within = b.icmp_signed("<", I64(row), rows)
+    nothing = ir.Constant(MASK, [0] * VECTOR)
+    return b.masked(b.select(within, place, source), b.select(within, masks[offset], nothing))
 
 
 @routine(partial(_split, pairs=False))
@@ -110,6 +120,11 @@ def split_pairs(target, row, part, source, step, rows, length, ahead):
 
     What lies `ahead` bytes further on is fetched.
     """
+
+
+@routine(partial(_split, pairs=False, turned=True))
+def split_turned(target, row, part, source, step, rows, length, ahead):
+    """As `split_rows`, turned: a row of a tile holds the same pair of all 16 rows."""
 
 
 def _tile_function(b: Block, name: str, *arguments: Value, to: ir.Type | None = None) -> Value:

@@ -17,6 +17,7 @@ from onnx_backprop.ort_ops.vector.emit import (
     LANES,
     MASK,
     MASKS,
+    VEC,
     ZERO,
     Block,
     Value,
@@ -209,14 +210,18 @@ def _transpose(function: ir.Function) -> None:
 
 def _transpose_part(function: ir.Function) -> None:
     target, target_row, source, source_row, rows, columns = function.args
-    (b,) = blocks(function, "entry")
-    nothing, whole = ir.Constant(MASK, [0] * VECTOR), b.below(columns)
-    values = []
-    for i in range(VECTOR):
-        within = b.icmp_signed("<", I64(i), rows)
+    entry, every, some, b = blocks(function, "entry every some turn")
+    nothing, whole = ir.Constant(MASK, [0] * VECTOR), entry.below(columns)
+    entry.cbranch(entry.icmp_signed(">=", rows, I64(VECTOR)), every.block, some.block)
+    values = [b.phi(VEC) for _ in range(VECTOR)]
+    for i, value in enumerate(values):
+        value.add_incoming(every.masked(every.add(source, every.mul(source_row, I64(i))), whole), every.block)
+        within = some.icmp_signed("<", I64(i), rows)
         # Even a load without lanes looks its address up: never one far away.
-        place = b.select(within, b.add(source, b.mul(source_row, I64(i))), source)
-        values.append(b.masked(place, b.select(within, whole, nothing)))
+        place = some.select(within, some.add(source, some.mul(source_row, I64(i))), source)
+        value.add_incoming(some.masked(place, some.select(within, whole, nothing)), some.block)
+    every.branch(b.block)
+    some.branch(b.block)
     values = transposed(b, values)
     # Store the last column first and fall through to the first one.
     leave, *stores = blocks(function, " ".join(["leave", *(f"column_{j}" for j in range(VECTOR))]))

@@ -40,19 +40,21 @@ def _pack(call, p, unit, _scratch):
     """One tile of the packed weights: for every tap and channel `width` output channels, zeros beyond the last."""
     phase = _phase_of(p, unit)
     number = unit - phase.first_unit
-    _panel(call, p, phase, number, call.shared + 4 * (phase.pack_at + number * phase.taps * p.c.s * p.tile))
+    _panel(call, p, phase, number, 0, p.c.s, call.shared + 4 * (phase.pack_at + number * phase.taps * p.c.s * p.tile))
 
 
 @inner
 def _pack_parts(call, p, unit, scratch):
-    """As `_pack`, in parts for registers of matrices."""
+    """As `_pack`, in parts for registers of matrices; of a data gradient what a first-level cache holds at a time."""
     phase, panel = _phase_of(p, unit), scratch + p.offsets.copy
     wide, number = p.step[2] if p.at_once else 1, unit - phase.first_unit
     depth, taps = DEPTH // wide, phase.taps
-    of_tap = (p.c.s + depth - 1) // depth * GROUP // wide
-    _panel(call, p, phase, number, panel)
-    target = call.shared + 4 * phase.pack_at + number * taps * of_tap
-    split_panel(target, panel, taps, p.c.s, wide, p.at_once > 0, scratch + p.offsets.lines)
+    at_once, of_taps = depth if p.c.w_d < p.c.w_s else p.c.s, (p.c.s + depth - 1) // depth * GROUP
+    target = call.shared + 4 * phase.pack_at + number * taps // wide * of_taps
+    for c in range(0, p.c.s, at_once):
+        channels, to = min(at_once, p.c.s - c), target + c // depth * GROUP
+        _panel(call, p, phase, number, c, channels, panel)
+        split_panel(to, of_taps, panel, taps, channels, wide, p.at_once > 0, scratch + p.offsets.lines)
 
 
 @inner
@@ -65,32 +67,32 @@ def _phase_of(p, unit):
 
 
 @inner
-def _panel(call, p, phase, unit, target):
-    """The packed weights of a tile, the phase's `unit`-th one, at an address."""
-    width = p.tile
-    tiles = (p.c.d + width - 1) // width
-    group = call.group + unit // p.round_tiles
-    tile = call.part + unit % p.round_tiles
-    if group >= p.groups or tile >= tiles:  # of the last round
+def _panel(call, p, phase, unit, begin, channels, target):
+    """Packed weights of a tile, the phase's `unit`-th one, at an address, of some channels that are summed."""
+    kind, width, taps, w_s, w_out = p.kind, p.tile, phase.taps, p.c.w_s, p.c.w_d
+    group, tile = call.group + unit // p.round_tiles, call.part + unit % p.round_tiles
+    count, first = min(width, p.c.d - tile * width), group * p.c.w_group + tile * width * w_out + begin * w_s
+    if group >= p.groups or count <= 0:  # of the last round
         return
-    kind, channels, taps, w_out = p.kind, p.c.s, phase.taps, p.c.w_d
-    count = min(width, p.c.d - tile * width)
-    first = group * p.c.w_group + tile * width * w_out
     low = high = tap_of(p, phase, 0).weight if taps else 0
     for tap in range(taps):
         low, high = min(low, tap_of(p, phase, tap).weight), max(high, tap_of(p, phase, tap).weight)
     span = high - low + 1  # from the first of the taps in a kernel to the last one
-    w_s, start = p.c.w_s, call.inputs[1] + 4 * (first + low)
     if kind == F32 and w_out > 1 and span <= _SPAN:
-        together = max(1, (_SPAN - span) // w_s + 1)  # channels whose kernels are turned as one
-        turned = _kernels()
+        straight = taps == span and w_out < w_s and width % VECTOR == 0  # in place, as taps follow one another
+        together = 1 if straight else max(1, (_SPAN - span) // w_s + 1)  # channels whose kernels are turned as one
+        turned, row = _kernels(), 4 * _PITCH
+        if straight:
+            row = 4 * channels * width * (1 - 2 * (tap_of(p, phase, 0).weight > low))
         for c in range(0, channels, together):
-            some, at = min(together, channels - c), start + 4 * c * w_s
+            some, at = min(together, channels - c), call.inputs[1] + 4 * (first + low + c * w_s)
+            if straight:
+                turned = target + 4 * c * width + max(0, -row) * (taps - 1)
             _fetch(at, max(together, _AHEAD), together, w_s, w_out, span, count)
             for i in range(0, width, VECTOR):
                 rows, of_channels = max(0, min(VECTOR, count - i)), at + 4 * min(i, count - 1) * w_out
-                transpose_rows(turned + 4 * i, 4 * _PITCH, of_channels, 4 * w_out, rows, (some - 1) * w_s + span)
-            for tap in range(taps):
+                transpose_rows(turned + 4 * i, row, of_channels, 4 * w_out, rows, (some - 1) * w_s + span)
+            for tap in range(0 if straight else taps):
                 place, to = tap_of(p, phase, tap).weight - low, target + 4 * (tap * channels + c) * width
                 _copy_channels(to, width, turned + 4 * _PITCH * place, _PITCH * w_s, some, channels - c, width)
         return

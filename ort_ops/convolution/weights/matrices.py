@@ -19,7 +19,7 @@ from onnx_backprop.ort_ops.vector import matrix_tiles as amx
 from onnx_backprop.ort_ops.vector.boxes import copy_line, copy_pairs, dot, nth, volume, within
 from onnx_backprop.ort_ops.vector.matrix_parts import AHEAD, shift_pairs
 from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP, SIDE
-from onnx_backprop.ort_ops.vector.registers import copy_between, transpose_tile
+from onnx_backprop.ort_ops.vector.registers import copy_between
 from onnx_backprop.ort_ops.vector.rows import clear
 
 _ROWS, _TILE, _PARTS, _LINE = 16, 1024, 3, 64
@@ -74,7 +74,7 @@ def _copy_gradient(p, data, n, group, begin, count, at, size, target, lines, gro
 @inner
 def _copy_source(p, data, n, group, begin, at, box, target, lines, room):
     """[residue and parity][part][16 channels][pair of cells] of SIDE channels."""
-    tensor, step, tile, low = p.c.source, p.c.strides, lines + 8 * _ROWS * p.room, at + p.low
+    tensor, step, low = p.c.source, p.c.strides, at + p.low
     pairs = p.kind == F32 and tensor.cells[2] == 1 and step[2] == 2
     for z in range(box[0]):
         for half in range(min(p.columns, SIDE) // _ROWS):
@@ -117,13 +117,8 @@ def _copy_source(p, data, n, group, begin, at, box, target, lines, room):
                         some = min(pairs_of_row, rows - i)
                         shift_pairs(plane.odd > 3, shifted + _LINE * i, even + _LINE * i, some)
                 for i in range(0, stop * (plane.odd < 2), DEPTH):
-                    cells_left = cells - plane.odd - i
-                    amx.split_rows(
-                        tile, _LINE, 2 * _TILE, source + 4 * (i + plane.odd), from_row, channels, cells_left, AHEAD
-                    )
-                    for part in range(_PARTS):
-                        rows_of_part = to + _LINE // 2 * (i + 2 * part * room)
-                        transpose_tile(rows_of_part, _LINE, tile + 2 * _TILE * part, _LINE)
+                    pair, row, left = to + _LINE // 2 * i, source + 4 * (i + plane.odd), cells - plane.odd - i
+                    amx.split_turned(pair, _LINE, _LINE * room, row, from_row, channels, left, AHEAD)
 
 
 @inner

@@ -222,12 +222,12 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
     ]
 
     def floats(band: Sequence[int]) -> dict[str, int]:
-        """Of a band's parts, and of the rows of 16 channels, of two residues, and of a tile."""
+        """Of a band's parts, and of the rows of 16 channels, of two residues."""
         box, pitch = [n + h - lo for n, h, lo in zip(band, high, low, strict=True)], _pitch(band)
         room = math.ceil(box[1] * pitch / DEPTH) * DEPTH + DEPTH
         pairs = math.ceil((math.prod(box[:2]) * pitch + box[2]) / DEPTH) * DEPTH + 2 * DEPTH
         gradient = band[0] * math.ceil(rows / SIDE) * math.ceil(band[1] * pitch / DEPTH) * GROUP // 4
-        return {"gradient": gradient, "source": len(kinds) * 48 * pairs, "scalars": 32 * room + GROUP // 4}
+        return {"gradient": gradient, "source": len(kinds) * 48 * pairs, "scalars": 32 * room}
 
     def _pitch(band: Sequence[int]) -> int:
         return math.ceil((band[2] + high[2] - low[2]) / 2) * 2
@@ -245,11 +245,11 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
     cells, of_part = c.batch * math.prod(c.out_length), 4 * rows * columns * count
     limit = problem.shared_limit(c, head.kind)
     parts = max(1, min(block_sizes.MAX_PARTS, units, cells // block_sizes.PART_CELLS, limit // of_part))
-    parts = math.ceil(units / math.ceil(units / parts)) if units else 1  # of the same length
+    parts = 1 << parts.bit_length() - 1  # so that as many threads end together
     head = replace(
         head, low=low, high=high, band=band, bands=bands, swapped=True, units=units, parts=parts, columns=columns,
         dense=[tap.weight for tap in taps] == list(range(count)), pitch=pitch, planes=len(kinds),
-        room=(arrays["scalars"] - GROUP // 4) // 32, pairs=arrays["source"] // (48 * len(kinds)),
+        room=arrays["scalars"] // 32, pairs=arrays["source"] // (48 * len(kinds)),
         plane_table=par.TAPS_AT + 8 * size_of(par.TapRecord) * count,
     )  # fmt: skip
 
@@ -290,9 +290,12 @@ def _band(
         box = math.prod((b - 1) * s + 1 + h - lo for b, s, lo, h in zip(band, c.strides, low, high, strict=True))
         return (box * _padded(c.s), cells + 32) if swapped else (cells * _padded(c.d), box + 32)
 
+    cells = max(block_sizes.LEAST_CELLS, c.batch * math.prod(c.out_length) // block_sizes.MAX_PARTS)
+
     def total(band: Sequence[int]) -> int:
         of_columns, of_channel = floats(band)
-        return of_columns + (c.d if swapped else c.s) * of_channel
+        copied = of_columns + (c.d if swapped else c.s) * of_channel
+        return max(copied, math.prod(band) * block_sizes.BAND_FLOATS // cells)
 
     band, size = problem.band_of(c.out_length, total, block_sizes.BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
     if size > block_sizes.THREAD_FLOATS:
