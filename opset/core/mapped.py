@@ -61,9 +61,8 @@ class Numbers(dict[str, TensorProto]):
     """Tensors of a model that another one refers to, by name: see `by_reference`."""
 
 
-_files: dict[
-    str, _File | _Computed
-] = {}  # by location; for good, but for what is lent: nothing tells of the last reference
+# by location; for good, but for what is lent: nothing tells of the last reference
+_files: dict[str, _File | _Computed] = {}
 _locations = count()
 _looked_at = 0  # bytes since pages were last given back
 
