@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.batching.batch import batch, free_symbol
 from onnx_backprop.converters.reverse.batching.folding import moved
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.differentiate import PerSample
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import dims
@@ -16,8 +17,6 @@ from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.walk import all_nodes, is_standard, subgraphs
-
-PerSample = bool | Sequence[str]
 
 
 def add_axis(
