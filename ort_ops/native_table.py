@@ -37,7 +37,8 @@ _LATER: dict[str, Sequence[str]] = {
     f"{__package__}.interpolation.kernels": (
         *("interpolate_backward", "interpolate_backprop", "resample_grad", "resize_grad", "avg_pool_backward"),
     ),
-} | {
+}
+_LATER |= {
     f"{family.__name__}.{module.name}": (module.name,)
     for family in (attention, layers, normalization)
     for module in iter_modules(family.__path__)

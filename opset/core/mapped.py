@@ -1,8 +1,8 @@
 """Tensors that stay in the files beside a model: TensorProtos that refer to memory-mapped files, and their numbers.
 
 The location of such a reference is the real path of a file that this process has mapped, or a name for numbers that are
-computed of such whenever they are read. It holds for this process alone: `whole` makes an ordinary model of one with
-references, and `save_model` writes one, tensor by tensor.
+computed of such, or lent by an object of this process, whenever they are read. It holds for this process alone: `whole`
+makes an ordinary model of one with references, and `save_model` writes one, tensor by tensor.
 """
 
 import mmap
