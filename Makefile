@@ -106,7 +106,7 @@ bench: ## our kernels and training steps beside PyTorch, benchmarks/results/ (th
 torch: ## ob.torch.module and ob.torch.export beside PyTorch itself (the environment of `make field`, some minutes)
 	$(field_environment)
 	@$(FIELD)/bin/python -m pip install --quiet --disable-pip-version-check 'pytest>=9'
-	$(FIELD)/bin/python -m pytest tests/onnx_backprop/test_torch.py tests/onnx_backprop/test_torch_export.py
+	$(FIELD)/bin/python -m pytest tests/onnx_backprop/test_torch*.py
 
 field: ## real files trained by default, docs/field.md (an environment of its own, PyTorch, hours; ARGS="--only silero")
 	$(field_environment)

@@ -27,9 +27,9 @@ from onnx_backprop.opset.operators.registry import OPS
 from onnx_backprop.ort_ops.compiler.decorators import exported
 from onnx_backprop.ort_ops.compiler.llvm import load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.values import INT
-from onnx_backprop.ort_ops.runtime import c_abi
+from onnx_backprop.ort_ops.runtime import c_abi, pause
 from onnx_backprop.ort_ops.runtime.call import INPUT_WORDS, MUTABLE_DATA, OUTPUT, read_input
-from onnx_backprop.ort_ops.runtime.extensions import PyCustomOpDef, get_library_path, invoke, onnx_op
+from onnx_backprop.ort_ops.runtime.extensions import PyCustomOpDef, RawArray, get_library_path, invoke, onnx_op
 from onnx_backprop.ort_ops.runtime.interpreter import guarded
 from onnx_backprop.ort_ops.runtime.stages import ort
 
@@ -39,24 +39,6 @@ RANKS_DOMAIN, SUM, WEIGHTED_SUM = "onnx_backprop.ranks", "Sum", "WeightedSum"
 Array = NDArray[Any]
 
 _input_words, _address = stack(INPUT_WORDS), stack(1)
-
-
-class _Result:
-    """An output that onnxruntime-extensions copies from raw memory instead of through a list of Python numbers.
-
-    The library reads `.shape` and `.flatten().tolist()` and then copies the bytes without checking, so the array is
-    made contiguous and of the declared type here.
-    """
-
-    def __init__(self, array: Array, dtype: type[np.generic]) -> None:
-        self._array = np.ascontiguousarray(array, dtype)
-        self.shape = self._array.shape
-
-    def flatten(self) -> "_Result":
-        return self
-
-    def tolist(self) -> Array:
-        return self._array
 
 
 _registered: set[str] = set()  # the keys of operators
@@ -70,6 +52,7 @@ def register() -> None:
             _register_check()
             for name in (SUM, WEIGHTED_SUM):
                 _register_sum(name)
+            pause.register()
         for op in (*OPS, *OPERATORS.values()):
             if op.key not in _registered:
                 _register_kernel(NUMPY_DOMAIN, op)
@@ -106,10 +89,10 @@ def summed_by(add: Callable[[str, Array], None]) -> Iterator[None]:
 
 
 def _register_sum(name: str) -> None:
-    def compute(feed: Array) -> _Result:
+    def compute(feed: Array) -> RawArray:
         array = np.array(feed, np.float64)
         _rank_sum.get(lambda _, outside: outside.fill(np.nan))(name, array)
-        return _Result(array, np.float64)
+        return RawArray(array, np.float64)
 
     onnx_op(
         op_type=f"{RANKS_DOMAIN}::{name}", inputs=[PyCustomOpDef.dt_double], outputs=[PyCustomOpDef.dt_double], attrs={}
@@ -135,7 +118,7 @@ def _register_kernel(domain: str, op: Op) -> None:
     scalars = [a for a in op.attributes if a.kind in ("int", "string")]
     kinds = {"int": PyCustomOpDef.dt_int64, "string": PyCustomOpDef.dt_string}
 
-    def compute(*feeds: Array, **given: Any) -> tuple[_Result, ...]:
+    def compute(*feeds: Array, **given: Any) -> tuple[RawArray, ...]:
         try:
             inputs = [_input(spec, feed) for spec, feed in zip(op.inputs, feeds, strict=False)]
             attributes = {a.name: _list(a, feed) for a, feed in zip(lists, feeds[len(op.inputs) :], strict=True)}
@@ -189,14 +172,14 @@ def _list(attribute: Attribute, feed: Array) -> float | Sequence[int] | Sequence
     return [int(v) for v in feed] if attribute.kind == "ints" else [float(v) for v in feed]
 
 
-def _answer(results: Sequence[tuple[Array, tuple[int, ...]]], message: str) -> tuple[_Result, ...]:
+def _answer(results: Sequence[tuple[Array, tuple[int, ...]]], message: str) -> tuple[RawArray, ...]:
     """Data and shape of each output, and the text, which ends in a zero unless it is empty."""
-    text = _Result(np.frombuffer(f"{message}\0".encode() if message else b"", np.uint8), np.uint8)
-    pairs = [(_Result(data, np.float32), _Result(np.array(shape), np.int64)) for data, shape in results]
+    text = RawArray(np.frombuffer(f"{message}\0".encode() if message else b"", np.uint8), np.uint8)
+    pairs = [(RawArray(data, np.float32), RawArray(np.array(shape), np.int64)) for data, shape in results]
     return (*(part for pair in pairs for part in pair), text)
 
 
-def _failure(message: str, outputs: int) -> tuple[_Result, ...]:
+def _failure(message: str, outputs: int) -> tuple[RawArray, ...]:
     """No data for one element: where the check operator is missing, the Reshape behind it fails the run."""
     return _answer([(np.zeros(0), (1,))] * outputs, message)
 
@@ -246,7 +229,7 @@ def _register_check() -> None:
         )(_logged_check)
 
 
-def _logged_check(shape: Array, message: Array) -> _Result:
+def _logged_check(shape: Array, message: Array) -> RawArray:
     if message.size:
         logger.error("%s", message.tobytes()[:-1].decode())
-    return _Result(shape, np.int64)
+    return RawArray(shape, np.int64)

@@ -82,12 +82,12 @@ def register_ops(session_options: SessionOptions) -> SessionOptions:
         raise InvalidArgumentError(
             f"session_options: expected onnxruntime.SessionOptions, got {type(session_options).__name__}"
         )
-    if not _has_kernels(session_options) and not _missing():
+    if not has_kernels(session_options) and not _missing():
         raise KernelError(_TOO_EARLY)
     return session_options
 
 
-def _has_kernels(session_options: SessionOptions) -> bool:
+def has_kernels(session_options: SessionOptions) -> bool:
     """Register the kernels with session options; whether they have them."""
     with _registration:
         native = native_kernels_work()
@@ -118,7 +118,7 @@ def kernels_on(options: SessionOptions, kernels: str | None) -> str | None:
     That is the given one, "onnx" in the place of "native" where that is missing, with a warning. KernelError for
     "numpy" and "numba" where they are missing.
     """
-    there = _has_kernels(options)
+    there = has_kernels(options)
     if kernels in PYTHON_KERNELS:
         require_operators(f'kernels="{kernels}"')
         if not there:

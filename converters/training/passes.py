@@ -84,6 +84,19 @@ class Passes:
         """The outputs of the forward pass."""
         return [*self.outputs, *self.statistics.values()]
 
+    def _parts(self) -> tuple[list[int], set[int]]:
+        """The positions of the nodes of the forward pass, and those of the rest."""
+        nodes = self.model.graph.node
+        early = ancestors(nodes, self.ends)
+        return early, set(ancestors(nodes, self.gradients.values())).difference(early)
+
+    @property
+    def inputs_of_backward(self) -> tuple[str, ...]:
+        """The inputs that the backward pass reads, without seeds."""
+        nodes = self.model.graph.node
+        read = set[str]().union(*(reads(nodes[n]) for n in self._parts()[1]), self.gradients.values())
+        return tuple(v.name for v in self.model.graph.input if v.name in read.difference(self.seeds.values()))
+
     def split(
         self, types: Callable[[ModelProto], dict[str, ValueInfoProto]]
     ) -> tuple[ModelProto, ModelProto, tuple[str, ...]]:
@@ -93,8 +106,7 @@ class Passes:
         """
         nodes = list(self.model.graph.node)
         maker = positions(nodes)
-        early = ancestors(nodes, self.ends)
-        late = set(ancestors(nodes, self.gradients.values())).difference(early)
+        early, late = self._parts()
         read = set(self.gradients.values()).union(*(reads(nodes[n]) for n in late))
         free = [n for n in early if nodes[n] in VIEW or is_standard(nodes[n], "Constant")]
         again = {free[n] for n in ancestors([nodes[n] for n in free], read)}

@@ -5,49 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import onnx_ir as ir
-import onnxruntime
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorProto
 
 from onnx_backprop.converters.prepare.exporters.origins import FROZEN, origin_of
 from onnx_backprop.converters.prepare.writing.files import save_model
-from onnx_backprop.converters.training.passes import Passes, Variables, inference, passes, variables
+from onnx_backprop.converters.training.passes import Variables, inference, passes, variables
 from onnx_backprop.converters.training.result import TrainingGraph
-from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, UnsupportedError
+from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.mapped import can_be_mapped, lent, refer_like, to_array, whole
 from onnx_backprop.opset.graphs.edit import copied, replace_values, without_numbers
 from onnx_backprop.opset.graphs.names import unique
-from onnx_backprop.ort_ops import (
-    Named,
-    SessionOptions,
-    be_lean,
-    default_options,
-    give_back,
-    kernels_on,
-    lower,
-    native_kernels_work,
-    session,
-)
-from onnx_backprop.ort_ops.huge_pages import HugePages
+from onnx_backprop.ort_ops import Named, SessionOptions, give_back, native_kernels_work
 from onnx_backprop.providers.choose import Target, chosen
-from onnx_backprop.providers.placed import Placed, check_kernels, options_for
+from onnx_backprop.providers.placed import check_kernels
+from onnx_backprop.torch.runs import Function, Run, array_of, dtype_of, torch
 from onnx_backprop.training.inputs import Inputs, refusals
 
-try:
-    torch: Any = import_module("torch")
-except ImportError as e:
-    raise KernelError(
-        f"onnx_backprop.torch needs PyTorch, and importing it failed: {e}. Install it with `pip install torch`, or "
-        "train with onnx_backprop.Trainer, which does without"
-    ) from e
-
-OrtValue = onnxruntime.OrtValue
 COUNT = "num_batches_tracked"  # of a BatchNorm of PyTorch
 Tensors = Mapping[str, Any]
 
@@ -131,13 +108,13 @@ class Module(torch.nn.Module):
         self._model = replace(source, model=whole(without_numbers(source.model, source.names)), numbers=None)
         names = tuple(v.name for v in source.model.graph.input if v.name not in stored)
         self._inputs = Inputs(TrainingGraph(self._model.model, "", names, None, {}))
-        self._types = {v.name: _dtype(v.type.tensor_type.elem_type) for v in source.model.graph.input}
+        self._types = {v.name: dtype_of(v.type.tensor_type.elem_type) for v in source.model.graph.input}
         self._places: dict[str, tuple[Any, str]] = {}
         self._forget()
         self._layouts = source.layouts
         for name in source.names:
             value, layout = stored[name], source.layouts[name]
-            self._types[name] = _dtype(value.data_type)
+            self._types[name] = dtype_of(value.data_type)
             array = to_array(value)
             known = array.astype("float32" if array.dtype.name == "bfloat16" else array.dtype)  # to PyTorch; a copy
             del array
@@ -151,7 +128,7 @@ class Module(torch.nn.Module):
                 getattr(owner, leaf).requires_grad_(False)
 
     def _forget(self) -> None:
-        self._compiled: dict[tuple[bool, frozenset[str], tuple[str, ...]], _Run] = {}
+        self._compiled: dict[tuple[bool, frozenset[str], tuple[str, ...]], Run] = {}
         self._references: dict[str, TensorProto] = {}
         self._lock = threading.Lock()
 
@@ -192,10 +169,7 @@ class Module(torch.nn.Module):
         if run.masks is not None:
             tensors[run.masks] = torch.randint(0, 2**31, (2,))
         with refusals(tensors_by_name):
-            if wrt:
-                results = _Function.apply(run, tuple(tensors), *tensors.values())
-            else:
-                results = tuple(run.forward(tensors).values())
+            results = Function.apply(run, tuple(tensors), *tensors.values()) if wrt else tuple(run.infer(tensors))
         outputs = results[: len(run.outputs)]
         with torch.no_grad():
             for name, new in zip(run.statistics, results[len(outputs) :], strict=True):
@@ -226,14 +200,14 @@ class Module(torch.nn.Module):
             kind = f"{tensor.layout} on {tensor.device}"
             raise InvalidArgumentError(f"{name!r}: expected a dense tensor on the CPU, got {kind}. Use .cpu()")
 
-    def _run(self, wrt: tuple[str, ...]) -> _Run:
+    def _run(self, wrt: tuple[str, ...]) -> Run:
         owners = {name: self._places[name][0] for name in self._model.statistics if name in self._places}
         kept = frozenset(name for name, owner in owners.items() if self.training and not owner.training)
         key = (self.training, kept, wrt)
         with self._lock:
             if key not in self._compiled:
                 graphs = passes(self._source(self._places), wrt, training=self.training, kept=kept)
-                self._compiled[key] = _Run(graphs, self._kernels, self._options, self._target)
+                self._compiled[key] = Run(graphs, self._kernels, self._options, self._target)
                 del graphs
                 give_back()
             return self._compiled[key]
@@ -261,14 +235,14 @@ class Module(torch.nn.Module):
             if can_be_mapped(tensor):
                 refer_like(tensor, self._reference(tensor))
             else:
-                replace_values(tensor, _array(stored))
+                replace_values(tensor, array_of(stored))
         return replace(self._model, model=model)
 
     def _reference(self, tensor: TensorProto) -> TensorProto:
         """A tensor whose numbers are those of this module whenever they are read, so that there is no copy of them."""
         name = tensor.name
         if name not in self._references:
-            self._references[name] = lent(tensor, self, lambda m: _array(m._stored(name).detach().contiguous()))
+            self._references[name] = lent(tensor, self, lambda m: array_of(m._stored(name).detach().contiguous()))
         return self._references[name]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -286,124 +260,9 @@ class Module(torch.nn.Module):
         return f"inputs=({', '.join(self._inputs.names)}), {trained:,} numbers trained"
 
 
-class _Run:
-    """The sessions of one kind of call."""
-
-    def __init__(
-        self, graphs: Passes, kernels: str | None, options: SessionOptions | None, target: Target | None
-    ) -> None:
-        self.masks, self.outputs, self.statistics = graphs.masks, graphs.outputs, tuple(graphs.statistics)
-        self.seeds, self._gradients = graphs.seeds, graphs.gradients
-        self.reads: tuple[str, ...] = ()
-        self._huge_pages = HugePages()
-        # PyTorch's threads want the cores, as those of NumPy do
-        if target is not None:
-            session_options = be_lean(options or options_for(target))
-        else:
-            session_options = be_lean(options) if options else default_options(python_operators=True, lean=True)
-            graphs = replace(graphs, model=lower(graphs.model, kernels_on(session_options, kernels), graphs.ends).model)
-
-        def opened(part: ModelProto) -> onnxruntime.InferenceSession:
-            if target is None:
-                return session(part, kernels=None, session_options=session_options)
-            placed = Placed(part, target, session_options)
-            result = placed.session({})
-            placed.say()
-            return result
-
-        if not graphs.gradients:
-            self._forward = opened(graphs.model)
-            return
-
-        def types(part: ModelProto) -> dict[str, ValueInfoProto]:
-            self._forward = opened(part)
-            return {value.name: _info(value) for value in self._forward.get_outputs()}
-
-        _, backward, _ = graphs.split(types)
-        self._backward = opened(backward)
-        self.reads = tuple(v.name for v in self._backward.get_inputs() if v.name not in graphs.seeds.values())
-
-    def forward(self, tensors_by_name: Tensors) -> dict[str, Any]:
-        """Outputs, new statistics and what the backward pass reads, by name."""
-        self._huge_pages.about_to_run()
-        return _called(self._forward, tensors_by_name)
-
-    def backward(self, tensors_by_name: Tensors) -> dict[str, Any]:
-        """The gradients, by the names of what they are the gradients of."""
-        gradients = _called(self._backward, tensors_by_name)
-        return {name: gradients[gradient] for name, gradient in self._gradients.items()}
-
-
-class _Function(torch.autograd.Function):
-    """The two sessions as one differentiable function of tensors."""
-
-    @staticmethod
-    def forward(ctx: Any, run: _Run, names: Sequence[str], *tensors: Any) -> tuple[Any, ...]:
-        tensors_by_name = dict(zip(names, tensors, strict=True))
-        outputs = run.forward(tensors_by_name)
-        ctx.run, ctx.names = run, names
-        ctx.save_for_backward(*({**tensors_by_name, **outputs}[name] for name in run.reads))
-        results = tuple(list(outputs.values())[: len(run.outputs) + len(run.statistics)])
-        seeded = [outputs[name] for name in run.seeds]
-        ctx.mark_non_differentiable(*(y for y in results if all(y is not other for other in seeded)))
-        return results
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        run = ctx.run
-        if torch.is_grad_enabled():
-            raise UnsupportedError(
-                "the gradient of a model of onnx_backprop.torch has no derivative in PyTorch. Leave create_graph out, "
-                "or compute second derivatives with onnx_backprop.hvp"
-            )
-        tensors_by_name = dict(zip(run.reads, ctx.saved_tensors, strict=True))
-        seeds = dict(zip(run.outputs, gradients, strict=False))
-        by_name = run.backward(tensors_by_name | {seed: seeds[y] for y, seed in run.seeds.items()})
-        return (None, None, *(by_name.get(name) for name in ctx.names))
-
-
-def _called(session: onnxruntime.InferenceSession, tensors_by_name: Tensors) -> dict[str, Any]:
-    """The outputs of a session on those of the tensors that it reads, in the same memory, in tensors of their own."""
-    taken = {v.name: tensors_by_name[v.name].detach().contiguous() for v in session.get_inputs()}
-    fed = {name: OrtValue.from_dlpack(tensor) for name, tensor in taken.items()}
-    names = [value.name for value in session.get_outputs()]
-    places = {tensor.data_ptr() for tensor in taken.values()}
-    results: dict[str, Any] = {}
-    for name, value in zip(names, session.run_with_ort_values(names, fed), strict=True):
-        result = torch.from_dlpack(value)
-        if result.data_ptr() in places and result.numel():  # one tensor under two names, which PyTorch may write into
-            result = result.clone()
-        places.add(result.data_ptr())
-        results[name] = result
-    return results
-
-
 def _put(owner: Any, leaf: str, tensor: Any, *, trained: bool) -> tuple[Any, str]:
     if trained:
         owner.register_parameter(leaf, torch.nn.Parameter(tensor))
     else:
         owner.register_buffer(leaf, tensor)
     return owner, leaf
-
-
-def _array(tensor: Any) -> np.ndarray:
-    """The same memory; of bfloat16, which NumPy has not, as onnx does."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
-
-
-def _dtype(elements: int) -> Any:
-    """PyTorch's name of a type of ONNX; None for a type that it has not."""
-    return getattr(torch, helper.tensor_dtype_to_np_dtype(elements).name, None)
-
-
-def _info(value: Any) -> ValueInfoProto:
-    """What a session says of an output, as of a graph's input."""
-    if not value.type.startswith("tensor("):
-        raise UnsupportedError(
-            f"the backward pass reads {value.name!r}, a {value.type}, which PyTorch cannot hold. Train with "
-            "onnx_backprop.Trainer"
-        )
-    elements = TensorProto.DataType.Value(value.type[len("tensor(") : -1].upper())
-    return helper.make_tensor_value_info(value.name, elements, value.shape)

@@ -44,7 +44,8 @@ Worker = subprocess.Popen[str]
 _MANY = 3  # functions that another process is started for
 # Parts of the names of operators with a state of their own, or that may not end; and domains that have no others.
 _TWICE = ("Dropout", "Loop", *DRAWS)
-_KNOWN = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN)
+PAUSES = "onnx_backprop.pause"  # the domain of `runtime.pause`
+_KNOWN = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN, PAUSES)
 
 # Called with (functions compiled, functions to compile) whenever one is done, from the first (0, n) on.
 watchers: list[Callable[[int, int], None]] = []
@@ -92,6 +93,12 @@ def considered(plan: Plan, sizes: Sequence[int]) -> tuple[Plan, bool]:
     memset = ctypes.cast(c_library().memset, ctypes.c_void_p).value or 0
     first, second, third, fourth, fifth = (*sizes, 0, 0, 0, 0)[:5]
     return Plan(Zeros(memset=memset, sizes=(first, second, third, fourth, fifth)), ((CLEAR, 1),)), False
+
+
+def is_thrown_away() -> bool:
+    """Whether this run, which goes on on zeros, is to be repeated."""
+    trial = _trial.get()
+    return trial is not None and bool(trial.missing)
 
 
 _T = TypeVar("_T")

@@ -10,6 +10,9 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from onnx_backprop.opset.functions.native import OPERATORS_VARIABLE, SEPARATE_LIBRARY
 from onnx_backprop.ort_ops.compiler.objects import SHIPPED
 
@@ -46,3 +49,21 @@ def native_library() -> str:
     if not SEPARATE_LIBRARY:
         return get_library_path()
     return os.environ.get(OPERATORS_VARIABLE) or str(SHIPPED / "operators.dll")
+
+
+class RawArray:
+    """An output that onnxruntime-extensions copies from raw memory instead of through a list of Python numbers.
+
+    The library reads `.shape` and `.flatten().tolist()` and then copies the bytes without checking, so the array is
+    made contiguous and of the declared type here.
+    """
+
+    def __init__(self, array: NDArray[Any], dtype: type[np.generic]) -> None:
+        self._array = np.asarray(array, dtype, order="C")
+        self.shape = self._array.shape
+
+    def flatten(self) -> "RawArray":
+        return self
+
+    def tolist(self) -> NDArray[Any]:
+        return self._array

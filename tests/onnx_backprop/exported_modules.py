@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+import onnx_backprop as ob
 
 torch: Any = pytest.importorskip("torch")
 nn, functional = torch.nn, torch.nn.functional
@@ -172,3 +177,45 @@ BUILD: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "enable_grad": gradient_again,
     "padding": padded,
 }
+
+
+TOLERANCE = 1e-5  # of gradients, relative to the largest
+
+
+def close(own: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
+    own, expected = own.detach().numpy(), expected.detach().numpy()
+    np.testing.assert_allclose(own, expected, rtol=0, atol=tolerance * max(np.abs(expected).max(), 1e-3))
+
+
+def exported(module: Any, path: Path, *inputs: Any, **more: Any) -> Path:
+    names = [f"x{n}" for n in range(len(inputs))]
+    axes = {name: {0: "batch"} for name in names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the older exporter, which is deprecated
+        torch.onnx.export(
+            module, inputs, str(path), dynamo=False, opset_version=18, input_names=names, dynamic_axes=axes, **more
+        )
+    return path
+
+
+class Several(torch.nn.Module):
+    """Several inputs, one of integers, and several outputs, one of integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(11, 6)
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)])
+        self.norm = torch.nn.LayerNorm(6)
+
+    def forward(self, words: Any, scale: Any) -> tuple[Any, Any, Any]:
+        x = self.words(words) * scale.unsqueeze(-1)
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return self.norm(x), x.argmax(-1), scale * 2
+
+
+def several(tmp_path: Path) -> tuple[Any, Any, tuple[Any, Any]]:
+    torch.manual_seed(1)
+    module = Several()
+    inputs = torch.randint(0, 11, (2, 3)), torch.rand(2, 3)
+    return ob.torch.module(exported(module, tmp_path / "m.onnx", *inputs)), module, inputs

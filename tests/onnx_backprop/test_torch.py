@@ -19,41 +19,13 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 import onnx_backprop as ob
 from models import unet_conv_transpose, unet_resize
 from onnx_backprop.opset.core import mapped
-from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
-from onnx_backprop.ort_ops.huge_pages import HugePages, block_bytes
+from onnx_backprop.opset.core.errors import InvalidArgumentError
 from tests.docs.blocks import examples
+from tests.onnx_backprop.exported_modules import close, exported, several
 from tests.support.training_models import classifier
 
 torch: Any = pytest.importorskip("torch")
 functional: Any = torch.nn.functional
-TOLERANCE = 1e-5  # of gradients, relative to the largest
-
-
-def close(own: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
-    own, expected = own.detach().numpy(), expected.detach().numpy()
-    np.testing.assert_allclose(own, expected, rtol=0, atol=tolerance * max(np.abs(expected).max(), 1e-3))
-
-
-def exported(module: Any, path: Path, *inputs: Any, **more: Any) -> Path:
-    names = [f"x{n}" for n in range(len(inputs))]
-    axes = {name: {0: "batch"} for name in names}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the older exporter, which is deprecated
-        torch.onnx.export(
-            module, inputs, str(path), dynamo=False, opset_version=18, input_names=names, dynamic_axes=axes, **more
-        )
-    return path
-
-
-@pytest.mark.skipif(not block_bytes(), reason="this system gives no huge pages on request")
-def test_steps_use_huge_pages_from_the_third_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, asked = ob.torch.module(unet_resize.build(features=4, levels=2)), list[int]()
-    done = list[int]()
-    monkeypatch.setattr(HugePages, "collapse", lambda *_: asked.append(len(done)))
-    while len(done) < 4:
-        own(torch.rand(1, 1, 24, 24)).sum().backward()
-        done.append(1)
-    assert asked == [2]
 
 
 @pytest.mark.parametrize(
@@ -91,127 +63,6 @@ def test_u_nets_train_as_in_pytorch(build: Callable[[], ModelProto]) -> None:
             optimizer.step()
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
     assert losses[0][-1] < losses[0][0]
-
-
-class Several(torch.nn.Module):
-    """Several inputs, one of integers, and several outputs, one of integers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = torch.nn.Embedding(11, 6)
-        self.blocks = torch.nn.ModuleList([torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)])
-        self.norm = torch.nn.LayerNorm(6)
-
-    def forward(self, words: Any, scale: Any) -> tuple[Any, Any, Any]:
-        x = self.words(words) * scale.unsqueeze(-1)
-        for block in self.blocks:
-            x = x + torch.tanh(block(x))
-        return self.norm(x), x.argmax(-1), scale * 2
-
-
-def several(tmp_path: Path) -> tuple[Any, Any, tuple[Any, Any]]:
-    torch.manual_seed(1)
-    module = Several()
-    inputs = torch.randint(0, 11, (2, 3)), torch.rand(2, 3)
-    return ob.torch.module(exported(module, tmp_path / "m.onnx", *inputs)), module, inputs
-
-
-def test_several_inputs_and_outputs(tmp_path: Path) -> None:
-    own, module, (words, scale) = several(tmp_path)
-    scales = [scale.clone().requires_grad_() for _ in range(2)]
-    results = [network(words, s) for network, s in zip((own, module), scales, strict=True)]
-    for a, b in zip(*results, strict=True):
-        close(a, b)
-    assert not results[0][1].requires_grad
-    for first, _, doubled in results:
-        (first.pow(3).sum() + 3 * doubled.sum()).backward()
-    close(scales[0].grad, scales[1].grad)
-    expected = dict(module.named_parameters())
-    assert {name for name, _ in own.named_parameters() if name in expected} >= {"words.weight", "blocks.0.bias"}
-    close(own.words.weight.grad, module.words.weight.grad)
-    close(own.blocks.get_submodule("1").bias.grad, module.blocks[1].bias.grad)
-    named = own(x1=scale, x0=words)
-    close(named[0], results[1][0])
-
-
-def test_only_what_is_wanted_has_a_gradient(tmp_path: Path) -> None:
-    own, module, (words, scale) = several(tmp_path)
-    own.requires_grad_(False)
-    first, _, _ = own(words, scale)
-    assert first.grad_fn is None
-    own.norm.weight.requires_grad_(True)
-    first, _, _ = own(words, scale)
-    first.square().sum().backward()
-    module(words, scale)[0].square().sum().backward()
-    close(own.norm.weight.grad, module.norm.weight.grad)
-    assert [name for name, p in own.named_parameters() if p.grad is not None] == ["norm.weight"]
-    with torch.no_grad():
-        assert own(words, scale)[0].grad_fn is None
-    with torch.inference_mode():
-        close(own(words, scale)[0], first)
-
-
-def test_gradients_add_up_and_a_graph_is_gone_after_its_use(tmp_path: Path) -> None:
-    own, _, (words, scale) = several(tmp_path)
-    first = own(words, scale)[0].square().mean()
-    second = own(words, 2 * scale)[0].sum()
-    second.backward()
-    once = own.norm.weight.grad.clone()
-    first.backward(retain_graph=True)
-    first.backward()
-    twice = own.norm.weight.grad - once
-    own.zero_grad()
-    own(words, scale)[0].square().mean().backward()
-    close(twice, 2 * own.norm.weight.grad)
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-        first.backward()
-
-
-def test_a_weight_that_changes_before_backward_is_noticed(tmp_path: Path) -> None:
-    own, _, (words, scale) = several(tmp_path)
-    loss = own(words, scale)[0].square().sum()
-    with torch.no_grad():
-        own.norm.weight.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-def test_an_output_that_is_written_into_is_noticed_or_its_own() -> None:
-    model = parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 18]> m (float[N] x) => (float[N] y, float[N] z, float[N] x) '
-        "{ y = Sigmoid(x) z = Identity(y) }"
-    )
-    own = ob.torch.module(model)
-    x = torch.linspace(-1, 1, 3).requires_grad_()
-    y, z, same = own(x)
-    with torch.no_grad():
-        same.zero_()
-        z.zero_()
-    np.testing.assert_allclose(x.detach(), [-1, 0, 1])
-    np.testing.assert_allclose(y.detach(), torch.sigmoid(x).detach())
-    y.sum().backward()
-    close(x.grad, torch.sigmoid(x.detach()) * (1 - torch.sigmoid(x.detach())))
-    y, _, _ = own(x)
-    loss = y.sum()
-    with torch.no_grad():
-        y.zero_()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
-def test_gradients_of_one_value_are_tensors_of_their_own() -> None:
-    """x and z get the same gradient; PyTorch adds to one of them in place."""
-    model = parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 18]> m (float[N] x, float[N] z) => (float[N] y) { y = Add(x, z) }'
-    )
-    own = ob.torch.module(model)
-    x, z = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
-    dy = torch.arange(3.0)
-    for _ in range(2):
-        own(x, z).backward(dy)
-    np.testing.assert_array_equal(x.grad, [0, 2, 4])
-    np.testing.assert_array_equal(z.grad, [0, 2, 4])
-    np.testing.assert_array_equal(dy, [0, 1, 2])
 
 
 def test_modes() -> None:
@@ -403,13 +254,6 @@ def test_other_types(dtype: Any, tmp_path: Path) -> None:
     weight = own.w.detach().clone().requires_grad_()
     torch.tanh(rows @ weight).sum().backward()
     close(own.w.grad.double(), weight.grad.double(), 1e-2 if dtype == torch.float16 else 1e-12)
-
-
-def test_a_second_derivative_is_refused(tmp_path: Path) -> None:
-    own, _, (words, scale) = several(tmp_path)
-    scale.requires_grad_()
-    with pytest.raises(UnsupportedError, match=r"has no derivative in PyTorch\. Leave create_graph out"):
-        torch.autograd.grad(own(words, scale)[0].square().sum(), scale, create_graph=True)
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from onnx import checker, helper, parser, shape_inference
 import onnx_backprop as ob
 from onnx_backprop.opset.functions.numpy import NUMPY_DOMAIN
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
-from onnx_backprop.ort_ops.numpy_route import _Result
+from onnx_backprop.ort_ops.runtime.extensions import RawArray
 from tests.declarations.declaration import Example
 from tests.declarations.registry import EXAMPLES
 from tests.support import single_op
@@ -142,7 +142,7 @@ except Exception as e:
 
 def test_results_go_back_without_a_list_of_python_numbers() -> None:
     strided = np.arange(6, dtype=np.float64).reshape(2, 3).T
-    result = _Result(strided, np.float32)
+    result = RawArray(strided, np.float32)
     data = result.flatten().tolist()
     assert isinstance(data, np.ndarray)
     assert data.dtype == np.float32

@@ -2,11 +2,14 @@
 
 Of an input (N, C, H, W) a Conv of 3x3 with one cell of padding leaves H and W, and with a stride of 2 what a 1x1 Conv
 leaves with it. Inference says so of numbers only. Where the names are the same, a residual Add broadcasts nothing, and
-its gradient is neither looked at when it runs nor summed.
+its gradient is neither looked at when it runs nor summed. A Reshape keeps the number of elements: of (N, 128, 768) to
+(N, 128, -1, 64) it leaves 12 heads, which inference says of numbers only, too.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
+from math import prod
 
 from onnx import ModelProto, NodeProto
 
@@ -33,25 +36,33 @@ def name_equal_lengths(model: ModelProto) -> None:
         return d
 
     for node in graph.node:
-        if not is_standard(node, *_WINDOWS) and node not in ELEMENTWISE:
+        if not is_standard(node, *_WINDOWS, "MatMul", "Reshape") and node not in ELEMENTWISE:
             continue
         shapes = [scope.dims(name) for name in node.input if name]
         known = [tuple(map(first, dims)) for dims in shapes if dims is not None]
         for output in map(scope.dims, filter(None, node.output)):
             if output is None or len(known) < len(shapes):
                 continue
-            lengths = (
-                _broadcast(known, len(output))
-                if node in ELEMENTWISE
-                else _behind_windows(node, known, tuple(map(first, output)), behind)
-            )
-            for d, length in zip(map(first, output), map(first, lengths), strict=False):
-                if isinstance(d, str) and isinstance(length, str) and d not in (length, *given):
+            after = tuple(map(first, output))
+            if node in ELEMENTWISE:
+                lengths = _broadcast(known, len(after))
+            elif is_standard(node, "MatMul"):
+                lengths = _broadcast([dims[:-2] for dims in known], len(after) - 2)
+            elif is_standard(node, "Reshape"):
+                lengths = _reshaped(known[0], after)
+            else:
+                lengths = _behind_windows(node, known, after, behind)
+            for d, length in zip(after, map(first, lengths), strict=False):
+                if isinstance(d, str) and length is not None and d not in (length, *given):
                     names |= {d: length}
     for value in (*graph.value_info, *graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in names:
-                dim.dim_param = str(first(dim.dim_param))
+                length = first(dim.dim_param)
+                if isinstance(length, int):
+                    dim.dim_value = length
+                else:
+                    dim.dim_param = str(length)
 
 
 def _broadcast(shapes: Collection[tuple[Dim, ...]], rank: int) -> list[Dim]:
@@ -61,6 +72,20 @@ def _broadcast(shapes: Collection[tuple[Dim, ...]], rank: int) -> list[Dim]:
         wide = set(axis) - {1}
         result.insert(0, wide.pop() if len(wide) == 1 else None)
     return result if len(result) == rank else []
+
+
+def _reshaped(before: tuple[Dim, ...], after: tuple[Dim, ...]) -> list[Dim]:
+    """The only symbol behind a Reshape that is not in front of it, by the number of elements."""
+    if None in before or None in after:
+        return []
+    numbers = [prod(d for d in dims if isinstance(d, int)) for dims in (before, after)]
+    symbols = [Counter(d for d in dims if isinstance(d, str)) for dims in (before, after)]
+    less, more = ([*(a - b).elements()] for a, b in (symbols, symbols[::-1]))
+    if len(more) != 1 or len(less) > 1 or not all(numbers) or numbers[0] % numbers[1]:
+        return []
+    ratio = numbers[0] // numbers[1]
+    length = ratio if not less else less[0] if ratio == 1 else None
+    return [length if d == more[0] else None for d in after]
 
 
 def _behind_windows(

@@ -136,3 +136,69 @@ def test_contradictions_are_left_alone() -> None:
     )
     name_equal_lengths(model)
     assert shapes_of(model.graph)["y"] == ("N", 2, "P", "Q")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_reshapes_and_products_keep_numbers_of_elements(seed: int) -> None:
+    """Targets of an input's lengths, numbers and one -1, at random: lengths are those that onnxruntime runs with."""
+    rng = np.random.default_rng(seed)
+    parts = ["N", "T", 12, 64]
+    lines, names = ["s = Shape(x)"], ["x"]
+    numbers: dict[str, int] = {}
+    for n in range(12):
+        order = [
+            [parts[k] for k in rng.permutation(4)],
+            ["N", "T", 768],
+            [768, "T", "N"],
+            ["N", 4, 3, 64, "T"],
+            ["N", 8, 96],
+        ]
+        target = list(order[int(rng.integers(len(order)))])
+        left = int(rng.integers(len(target)))
+        target[left] = -1
+        entries = []
+        for d in target:
+            if isinstance(d, str):
+                entries.append(f"{d}{n}")
+                lines.append(f"{d}{n} = Slice(s, i{'NT'.index(d)}, i{'NT'.index(d) + 1})")
+            else:
+                entries.append(f"c{d}".replace("-", "_"))
+                numbers[entries[-1]] = d
+        lines += [f"t{n} = Concat <axis = 0> ({', '.join(entries)})", f"y{n} = Reshape({rng.choice(names)}, t{n})"]
+        names.append(f"y{n}")
+    outputs = ", ".join(f"float[] y{n}" for n in range(12))
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> m (float[N, T, 768] x) => ({outputs}) {{ {" ".join(lines)} }}'
+    )
+    numbers |= {f"i{n}": n for n in range(3)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array([v]), name) for name, v in numbers.items())
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    shapes = shapes_of(prepare(model).graph)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    known = 0
+    for n, t in ((2, 4), (3, 8), (6, 2)):
+        lengths: dict[object, int] = {"N": n, "T": t}
+        results = session.run(None, {"x": np.zeros((n, t, 768), np.float32)})
+        for value, result in zip(session.get_outputs(), results, strict=True):
+            for d, length in zip(shapes[value.name], np.asarray(result).shape, strict=True):
+                known += d in ("N", "T") or isinstance(d, int)
+                assert lengths.setdefault(d, length) == length if isinstance(d, str) else d == length, (value.name, d)
+    assert known > 0.6 * 3 * sum(len(shapes[f"y{n}"]) for n in range(12))
+
+
+def test_heads_of_a_batch_of_any_size() -> None:
+    """Of which both products, and what lies between them, know the number."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> m (float[N, 128, 768] x) => (float[A, B, C, D] y) {
+            s = Shape(x) n = Slice(s, i0, i1) t = Concat <axis = 0> (n, rest)
+            a = Reshape(x, t) q = Transpose <perm = [0, 2, 1, 3]> (a)
+            b = Reshape(x, t) k = Transpose <perm = [0, 2, 3, 1]> (b)
+            p = MatMul(q, k) y = Softmax(p)
+        }"""
+    )
+    numbers = {"i0": [0], "i1": [1], "rest": [128, -1, 64]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(v), name) for name, v in numbers.items())
+    shapes = shapes_of(prepare(model).graph)
+    assert shapes["q"] == ("N", 12, 128, 64)
+    assert shapes["p"] == shapes["y"] == ("N", 12, 128, 128)
