@@ -3,7 +3,6 @@
 Everything takes its colours from the text around it, light or dark, and as much room as it is given.
 """
 
-import html
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -190,6 +189,8 @@ def _thinned(points: Points) -> Points:
 
 def text(value: object) -> str:
     """What a string from a file may be shown as."""
+    import html  # and 0.7 MiB of entities, which no training needs
+
     return html.escape(printable(str(value)))
 
 

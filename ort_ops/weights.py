@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
+from onnx_backprop.opset.core import mapped
 from onnx_backprop.opset.core.mapped import are_many, can_be_mapped, is_mapped, mapped_tensors, to_array
 from onnx_backprop.opset.graphs.edit import add_import, assign
 from onnx_backprop.opset.graphs.order import consumers
@@ -126,5 +127,6 @@ def give_values(model: ModelProto, options: SessionOptions) -> list[OrtValue]:
 def give_back() -> None:
     """Let the system have what a conversion leaves: graphs that refer to themselves, and memory that glibc keeps."""
     gc.collect()
+    mapped.give_back()
     if trim := None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

@@ -12,7 +12,7 @@ from onnx_backprop.ort_ops.compiler.objects import Exported, ship
 
 def serve() -> None:
     """`runtime.ahead` names functions on the standard input; compile each into the cache and answer with a line."""
-    assert native_table.KERNELS  # what imports all modules that have functions
+    native_table.load()
     functions = {function.label: function for function in Exported.every}
     for line in sys.stdin:
         if function := functions.get(line.strip()):  # what a program defines itself is compiled there
@@ -22,4 +22,5 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
+    native_table.load()
     sys.stdout.write(f"{ship(Path(sys.argv[1]))} functions in {sys.argv[1]}\n")

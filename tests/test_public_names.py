@@ -251,6 +251,35 @@ def test_importing_loads_no_runtime() -> None:
     assert done.stdout == "[]\nTrue\n"
 
 
+RARE = (
+    "onnx.reference",
+    "html.entities",
+    "onnx_ir.passes.common",
+    "onnx_backprop.converters.reverse.batching.batch",
+    "onnx_backprop.converters.reverse.loops.gradients",
+    "onnx_backprop.converters.prepare.fused.attention",
+    "onnx_backprop.converters.prepare.lengths.search",
+    "onnx_backprop.opset.bodies.interpolation",
+    "onnx_backprop.ort_ops.convolution.kernels",
+)
+
+
+def test_a_training_loads_what_its_model_needs() -> None:
+    """8 MiB of a process, which has all of it in memory for good."""
+    model = (
+        '<ir_version: 10, opset_import: ["": 18]> m (float[b, 2] x) => (float[b, 2] y) <float[2, 2] w = {1, 2, 3, 4}>'
+    )
+    code = (
+        "import sys, onnx, onnx_backprop as ob; "
+        f"model = onnx.parser.parse_model({model + ' { y = MatMul(x, w) }'!r}); "
+        "trainer = ob.Trainer(ob.training_graph(model, loss='mse', optimizer='sgd')); "
+        "trainer.step(x=[[1, 2]], target=[[0, 0]]); "
+        f"print([name for name in {RARE} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_an_import_of_the_runtime_is_interrupted_when_it_is_over() -> None:
     """pybind11 makes an ImportError of an exception in the middle, which would say that the runtime is missing."""
     script = """

@@ -16,8 +16,7 @@ from onnx_backprop.converters.parameters import table as rows
 from onnx_backprop.converters.parameters.choice import Choice, choose
 from onnx_backprop.converters.parameters.report import doubts, missing
 from onnx_backprop.converters.prepare.exporters.origins import origin_of
-from onnx_backprop.converters.prepare.lengths.free import Free
-from onnx_backprop.converters.prepare.load import load
+from onnx_backprop.converters.prepare.load import Free, load
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.reverse import registry

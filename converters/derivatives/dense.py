@@ -12,9 +12,9 @@ from onnx_backprop.converters.derivatives.products import gradients_of_scalar, t
 from onnx_backprop.converters.derivatives.seeds import at_once
 from onnx_backprop.converters.derivatives.work import Model, Names, Options, Work
 from onnx_backprop.converters.prepare.ir_models import as_given
-from onnx_backprop.converters.reverse.batching.add_axis import PerSample
 from onnx_backprop.converters.reverse.batching.batch import batch
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.differentiate import PerSample
 from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
 from onnx_backprop.converters.reverse.models.derivatives import Derivative
 from onnx_backprop.converters.reverse.models.named import values_by_name

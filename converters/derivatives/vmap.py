@@ -9,8 +9,8 @@ from onnx_backprop.converters.derivatives.work import Model, Work
 from onnx_backprop.converters.prepare.exporters.statistics import rejoin
 from onnx_backprop.converters.prepare.ir_models import as_given
 from onnx_backprop.converters.prepare.load import pick
-from onnx_backprop.converters.reverse.batching.add_axis import add_axis, inputs_of
-from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.converters.reverse.batching.add_axis import add_axis
+from onnx_backprop.converters.reverse.known import dims, inputs_of
 from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.reverse.models.derivatives import derivatives
 from onnx_backprop.opset.core.errors import InvalidArgumentError

@@ -7,7 +7,7 @@ from typing import TypedDict, Unpack
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.converters.prepare.lengths.free import Free
+from onnx_backprop.converters.prepare.load import Free
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.differentiate import Progress

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import onnx_ir as ir
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, defs
-from onnx_ir.passes.common import InlinePass
 
 from onnx_backprop.converters.prepare.accept import put_back_domains, put_in_order
 from onnx_backprop.converters.prepare.exporters.detached import restore_detached
@@ -45,6 +44,7 @@ from onnx_backprop.opset.graphs.walk import all_nodes, called
 
 Names = TypeVar("Names", bound=Sequence[object])
 Edit = Callable[[ModelProto, Mapping[str, TensorProto], Mapping[str, TypeProto]], None]
+Free = Mapping[str, Mapping[int, str]]  # symbols by axes of inputs: see `lengths.free`
 MOST_ELEMENTS = 2**47
 
 
@@ -147,6 +147,8 @@ def _inline(proto: ModelProto) -> ModelProto:
     without_imports(proto, NEEDS_DOMAIN)
     if all((f.domain, f.name) in LIKE_INPUT for f in kept):
         return proto
+    from onnx_ir.passes.common import InlinePass  # all passes: 1 MiB that models without functions do not need
+
     _align_opsets(proto)
     mark_constants(proto.functions)
     model = to_ir(proto)

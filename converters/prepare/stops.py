@@ -8,8 +8,7 @@ from onnx import FunctionProto, ModelProto
 
 from onnx_backprop.converters.prepare.exporters.detached import STOP
 from onnx_backprop.converters.prepare.ir_models import to_ir
-from onnx_backprop.converters.prepare.lengths.free import Free, free_lengths
-from onnx_backprop.converters.prepare.load import Edit, check_names, prepare
+from onnx_backprop.converters.prepare.load import Edit, Free, check_names, prepare
 from onnx_backprop.converters.prepare.selection import Patterns, select
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.op import DOMAIN
@@ -135,7 +134,11 @@ def prepared(
     proto = load(model, mapped=True)
     hidden = hidden_names(proto)
     refuse_hidden(hidden, stop=stop, **names)
-    original = prepare(proto, edit) if free is None else free_lengths(prepare(proto, edit), free)
+    original = prepare(proto, edit)
+    if free is not None:
+        from onnx_backprop.converters.prepare.lengths.free import free_lengths  # whose search few models need
+
+        original = free_lengths(original, free)
     result = to_ir(original)
     stop_at(result.graph, stop, hidden)
     return original, result

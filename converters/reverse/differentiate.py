@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
@@ -24,10 +25,6 @@ from onnx_backprop.converters.reverse.expand import (
     prune_and_name,
 )
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
-from onnx_backprop.converters.reverse.loops.gradients import LoopPlan, loop_gradients, plan_loop
-from onnx_backprop.converters.reverse.loops.rows import rows_gradients
-from onnx_backprop.converters.reverse.loops.segments import has_segments, segmented
-from onnx_backprop.converters.reverse.loops.sequence_map import map_as_loop
 from onnx_backprop.converters.reverse.loops.steps import body_of, is_loop
 from onnx_backprop.converters.reverse.path import (
     GradientPath,
@@ -43,7 +40,11 @@ from onnx_backprop.opset.core.errors import OnnxBackpropError, UnsupportedOpErro
 from onnx_backprop.opset.graphs.facts import CARRIES_ROUNDED, UNARY
 from onnx_backprop.opset.graphs.walk import is_standard, values_read
 
+if TYPE_CHECKING:
+    from onnx_backprop.converters.reverse.loops.gradients import LoopPlan
+
 Progress = Callable[[Sequence[ir.Node]], Iterable[ir.Node]]
+PerSample = bool | Sequence[str]  # see `batching.add_axis`
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ def _plan(
         parts: list[BodyPlan] = []
         loop: LoopPlan | None = None
         if version is not None and is_loop(node):
+            from onnx_backprop.converters.reverse.loops.gradients import plan_loop  # with them: few models have any
+
             loop = plan_loop(node, path.active, values_between)
             inside = find_path(loop.nodes, loop.of, loop.start)
             refuse_rounding(loop.nodes, loop.of, inside)
@@ -125,6 +128,8 @@ def _bodies(node: ir.Node, opsets: dict[str, int]) -> list[Expansion]:
     if is_standard(node, "If"):
         return branch_bodies(node)
     if is_standard(node, "SequenceMap"):
+        from onnx_backprop.converters.reverse.loops.sequence_map import map_as_loop
+
         return [map_as_loop(node)]
     body = function_body(node, opsets)
     return [] if body is None else [body]
@@ -235,6 +240,7 @@ def _through_rows(
     node: ir.Node, active: set[ir.Value], dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
 ) -> list[tuple[ir.Value, ir.Value]]:
     """The gradients through a loop over blocks of rows that computes them itself; [] of another loop."""
+    from onnx_backprop.converters.reverse.loops.rows import rows_gradients
 
     def walk(z: ir.Value, wrt: Sequence[ir.Value], dz: ir.Value, inner: Builder) -> dict[ir.Value, ir.Value]:
         path = find_path(body_of(node), [z], wrt)
@@ -247,6 +253,8 @@ def _through_segments(
     node_plan: NodePlan, active: set[ir.Value], dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
 ) -> list[tuple[ir.Value, ir.Value]]:
     """The gradients through a loop in segments, where that is asked for; [] where it is not, or cannot be."""
+    from onnx_backprop.converters.reverse.loops.segments import has_segments, segmented
+
     if not op.checkpoint or not has_segments(node_plan.node):
         return []
     body = segmented(node_plan.node, op.checkpoint, op)
@@ -261,6 +269,8 @@ def _through_steps(
     node_plan: NodePlan, dys: Sequence[ir.Value | None], op: Builder, opsets: dict[str, int]
 ) -> list[tuple[ir.Value, ir.Value]]:
     """Emit the steps of a Scan or a Loop in reverse; return the gradients of what the node reads."""
+    from onnx_backprop.converters.reverse.loops.gradients import loop_gradients
+
     part, loop = node_plan.parts[0], node_plan.loop
     assert loop is not None
 

@@ -51,3 +51,14 @@ def constant_value(value: ir.Value | None) -> np.ndarray | None:
         return None if before is None else before.astype(value.dtype.numpy())
     tensor = ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
+
+
+def inputs_of(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Inputs and initializers by name."""
+    return {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
+
+
+def in_training(node: ir.Node) -> bool:
+    """Whether a node is a BatchNormalization with the statistics of its batch."""
+    mode = node.attributes.get("training_mode")
+    return is_standard(node, "BatchNormalization") and mode is not None and bool(mode.as_int())

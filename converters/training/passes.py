@@ -6,9 +6,8 @@ nothing, as changes of shape, which would be copied as outputs.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -31,6 +30,7 @@ from onnx_backprop.converters.training.sharing import describe_shared, shared
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.split import part
 from onnx_backprop.opset.core.errors import warn
+from onnx_backprop.opset.core.mapped import Numbers, by_reference
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.opset.graphs.facts import VIEW
@@ -44,6 +44,7 @@ class Variables:
     """A model that is prepared; its parameters, the running statistics of its BatchNormalizations, and buffers.
 
     layouts: where each of them lies in the module that was exported.
+    numbers: of the model that came, to which this one refers; None where it has its own.
     """
 
     model: ModelProto
@@ -51,6 +52,7 @@ class Variables:
     statistics: tuple[str, ...]
     buffers: tuple[str, ...]
     layouts: dict[str, Layout]
+    numbers: Numbers | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,9 +129,8 @@ class Passes:
 
 def variables(model: ModelProto | ir.Model | str | Path, *, untie: bool = False) -> Variables:
     """What a model has for a training: see `Variables`. untie: as of `training_graph`."""
-    result = _variables(Draft(load(model)), untie=untie)
-    gc.collect()  # a graph refers to itself, and to the numbers of the model that came
-    return result
+    light, numbers = by_reference(load(model, mapped=True))
+    return replace(_variables(Draft(light), untie=untie), numbers=numbers)
 
 
 def _variables(draft: Draft, *, untie: bool) -> Variables:

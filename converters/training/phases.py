@@ -18,8 +18,8 @@ from onnx_backprop.converters.prepare.selection import Patterns, aliases, select
 from onnx_backprop.converters.recompute.memory import fit_memory
 from onnx_backprop.converters.recompute.order import weights_early
 from onnx_backprop.converters.recompute.waiting import Backward, dropped_again, shapes_first
-from onnx_backprop.converters.reverse.batching.add_axis import PerSample
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.differentiate import PerSample
 from onnx_backprop.converters.reverse.known import dims, is_float
 from onnx_backprop.converters.reverse.models.backward import Draft
 from onnx_backprop.converters.reverse.models.derivatives import Derivative

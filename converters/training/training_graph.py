@@ -8,11 +8,10 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.decoder import CacheEditor
-from onnx_backprop.converters.prepare.lengths.free import Free
+from onnx_backprop.converters.prepare.load import Free
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.recompute.memory import check_memory
-from onnx_backprop.converters.reverse.batching.add_axis import PerSample
-from onnx_backprop.converters.reverse.differentiate import Progress
+from onnx_backprop.converters.reverse.differentiate import PerSample, Progress
 from onnx_backprop.converters.reverse.models.backward import DEFAULT_KERNELS
 from onnx_backprop.converters.training.losses import LOSSES
 from onnx_backprop.converters.training.losses.compose import AnyLoss, check_loss

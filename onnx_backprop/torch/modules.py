@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, TensorProto
 
@@ -18,7 +16,7 @@ from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.converters.training.passes import Variables, inference, passes, variables
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import InvalidArgumentError
-from onnx_backprop.opset.core.mapped import can_be_mapped, computed, is_mapped, refer_like, to_array
+from onnx_backprop.opset.core.mapped import can_be_mapped, lent, refer_like, to_array, whole
 from onnx_backprop.opset.graphs.edit import copied, replace_values, without_numbers
 from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.ort_ops import Named, SessionOptions, give_back, native_kernels_work
@@ -107,8 +105,7 @@ class Module(torch.nn.Module):
         self._options = session_options
         stored = {tensor.name: tensor for tensor in source.model.graph.initializer}
         # of the numbers that this module's tensors have there is no second copy: see `_source`
-        self._emptied = {name for name in source.names if not is_mapped(stored[name])}
-        self._model = replace(source, model=without_numbers(source.model, self._emptied))
+        self._model = replace(source, model=whole(without_numbers(source.model, source.names)), numbers=None)
         names = tuple(v.name for v in source.model.graph.input if v.name not in stored)
         self._inputs = Inputs(TrainingGraph(self._model.model, "", names, None, {}))
         self._types = {v.name: dtype_of(v.type.tensor_type.elem_type) for v in source.model.graph.input}
@@ -121,7 +118,6 @@ class Module(torch.nn.Module):
             array = to_array(value)
             known = array.astype("float32" if array.dtype.name == "bfloat16" else array.dtype)  # to PyTorch; a copy
             del array
-            value.ClearField("raw_data")
             tensor = torch.from_numpy(known).to(self._types[name])
             tensor = tensor.t() if layout.transposed else tensor.reshape(-1) if layout.flat else tensor
             owner, leaf = self._register(layout.name, tensor, trained=name in source.parameters)
@@ -210,7 +206,7 @@ class Module(torch.nn.Module):
         key = (self.training, kept, wrt)
         with self._lock:
             if key not in self._compiled:
-                graphs = passes(self._source(self._emptied), wrt, training=self.training, kept=kept)
+                graphs = passes(self._source(self._places), wrt, training=self.training, kept=kept)
                 self._compiled[key] = Run(graphs, self._kernels, self._options, self._target)
                 del graphs
                 give_back()
@@ -244,15 +240,9 @@ class Module(torch.nn.Module):
 
     def _reference(self, tensor: TensorProto) -> TensorProto:
         """A tensor whose numbers are those of this module whenever they are read, so that there is no copy of them."""
-        name, this = tensor.name, weakref.ref(self)
-
-        def numbers() -> np.ndarray:
-            owner = this()
-            assert owner is not None  # what it is for lives no longer
-            return array_of(owner._stored(name).detach().contiguous())
-
+        name = tensor.name
         if name not in self._references:
-            self._references[name] = computed(tensor.data_type, tensor.dims, numbers)
+            self._references[name] = lent(tensor, self, lambda m: array_of(m._stored(name).detach().contiguous()))
         return self._references[name]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from onnx_backprop.distributed.shards import Shard
 from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, warn
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.shapes import Dims, describe
-from onnx_backprop.training.data.batches import Batches
 from onnx_backprop.training.data.loaders import flattened
 from onnx_backprop.training.divergence import BadBatchError, bad_batch
 
@@ -86,6 +85,8 @@ class Inputs:
 
     def check_loader(self, loader: Any) -> None:
         """What can be told of a loader before it is gone through: all of `Batches`, the first batch of a sequence."""
+        from onnx_backprop.training.data.batches import Batches  # which a module of PyTorch has no use for
+
         if isinstance(loader, Batches):
             for batch in loader.samples():
                 self.checked(batch)

@@ -1,22 +1,27 @@
 """Tensors that stay in the files beside a model: TensorProtos that refer to memory-mapped files, and their numbers.
 
 The location of such a reference is the real path of a file that this process has mapped, or a name for numbers that are
-computed of such whenever they are read. It holds for this process alone: `whole` makes an ordinary model of one with
-references, and `save_model` writes one, tensor by tensor.
+computed of such, or lent by an object of this process, whenever they are read. It holds for this process alone: `whole`
+makes an ordinary model of one with references, and `save_model` writes one, tensor by tensor.
 """
 
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
-from onnx_backprop.opset.graphs.edit import copied, without_tensors
+from onnx_backprop.opset.graphs.edit import copied, without_numbers, without_tensors
 
+Owner = TypeVar("Owner")
 PROTO_LIMIT = 2**31 - 1  # bytes a protobuf message can hold
 LEAST_MAPPED = 2**26  # bytes beside a model file, from which on its tensors are mapped; fewer are read
 LEAST_TENSOR = 2**16  # bytes of a tensor that is mapped
@@ -52,7 +57,13 @@ class _Computed:
         return np.ascontiguousarray(self.function()).reshape(-1).view(np.uint8).data
 
 
-_files: dict[str, _File | _Computed] = {}  # by location; for good: nothing tells when the last reference is gone
+class Numbers(dict[str, TensorProto]):
+    """Tensors of a model that another one refers to, by name: see `by_reference`."""
+
+
+# by location; for good, but for what is lent: nothing tells of the last reference
+_files: dict[str, _File | _Computed] = {}
+_locations = count()
 _looked_at = 0  # bytes since pages were last given back
 
 
@@ -75,11 +86,25 @@ def computed(element: int, dims: Sequence[int], function: Callable[[], np.ndarra
     What the function holds is kept for good: it should be mapped tensors, and little beside them.
     """
     tensor = TensorProto(data_type=element, dims=dims, data_location=TensorProto.EXTERNAL)
-    location = f"computed#{len(_files)}"
+    location = f"computed#{next(_locations)}"
     _files[location] = _Computed(function)
     for key, text in (("location", location), ("offset", "0"), ("length", str(byte_size(tensor)))):
         tensor.external_data.add(key=key, value=text)
     return tensor
+
+
+def lent(tensor: TensorProto, owner: Owner, numbers: Callable[[Owner], np.ndarray]) -> TensorProto:
+    """A tensor like another one, without a name, whose numbers an object has as long as somebody else holds that."""
+    this = weakref.ref(owner)
+
+    def now() -> np.ndarray:
+        alive = this()
+        assert alive is not None  # what the tensor is for lives no longer
+        return numbers(alive)
+
+    result = computed(tensor.data_type, tensor.dims, now)
+    weakref.finalize(owner, _files.pop, _entries(result)["location"]).atexit = False
+    return result
 
 
 def refer_like(tensor: TensorProto, other: TensorProto) -> None:
@@ -88,6 +113,23 @@ def refer_like(tensor: TensorProto, other: TensorProto) -> None:
     tensor.data_location = other.data_location
     del tensor.external_data[:]
     tensor.external_data.extend(other.external_data)
+
+
+def by_reference(model: ModelProto) -> tuple[ModelProto, Numbers]:
+    """A copy of a model whose large initializers refer to the model's own, and what these live as long as.
+
+    So no conversion copies their numbers.
+    """
+    numbers = Numbers((t.name, t) for t in model.graph.initializer if can_be_mapped(t) and not is_mapped(t))
+    result = without_numbers(model, numbers)
+    for tensor in result.graph.initializer:
+        if tensor.name in numbers:
+            refer_like(tensor, lent(tensor, numbers, partial(_numbers_of, tensor.name)))
+    return result, numbers
+
+
+def _numbers_of(name: str, numbers: Numbers) -> np.ndarray:
+    return to_array(numbers[name])
 
 
 def _location_of(path: str) -> str:
@@ -172,7 +214,7 @@ def give_back() -> None:
     global _looked_at
     _looked_at = 0
     if hasattr(mmap, "MADV_DONTNEED"):
-        for file in _files.values():
+        for file in tuple(_files.values()):
             if isinstance(file, _File):
                 file.memory.madvise(mmap.MADV_DONTNEED)
 

@@ -74,6 +74,7 @@ def without_tensors(model: ModelProto, names: Collection[str]) -> ModelProto:
 def without_numbers(model: ModelProto, names: Collection[str]) -> ModelProto:
     """A copy of a model whose initializers of given names have no numbers, which are not copied meanwhile."""
     numbers = ("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data")
+    numbers += ("external_data", "data_location")
     result = without(model, "graph")
     result.graph.MergeFrom(without(model.graph, "initializer"))
     result.graph.initializer.extend(without(t, *numbers) if t.name in names else t for t in model.graph.initializer)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnx_backprop.opset.bodies.avg_pool import avg_pool_backward
 from onnx_backprop.opset.bodies.builder import Body, Tensor
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims
@@ -64,6 +63,8 @@ def reference(
 
 def body(b: Body, attrs: Attributes, diff_dst: Tensor, src_shape: Tensor | None) -> str:
     """The adjoint of a convolution."""
+    from onnx_backprop.opset.bodies.avg_pool import avg_pool_backward
+
     return avg_pool_backward(b, attrs, diff_dst, src_shape, convolution_backward_data.OP)
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.bodies.interpolation import interpolate
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, merge, require_at_least, require_length, require_rank, stated_shape
@@ -80,6 +79,8 @@ class InputNames:
         return dx
 
     def body(self, b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor, sizes: Tensor | None) -> str:
+        from onnx_backprop.opset.bodies.interpolation import interpolate
+
         return interpolate.body(b, attrs, (self.src, self.diff_dst), src, diff_dst, sizes)
 
     def inputs(self) -> tuple[Input, ...]:

@@ -6,7 +6,6 @@ from itertools import product
 import numpy as np
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.bodies.max_pool import max_pool_backward
 from onnx_backprop.opset.core.op import Arg, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.maths import convolution_attributes, pooling
@@ -74,6 +73,8 @@ def _outer(masks: list[np.ndarray]) -> np.ndarray:
 
 def body(b: Body, attrs: Attributes, src: Tensor, diff_dst: Tensor) -> str:
     """MaxPool names the winners, ScatterElements adds to them."""
+    from onnx_backprop.opset.bodies.max_pool import max_pool_backward
+
     return max_pool_backward(b, attrs, src, diff_dst)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.bodies.interpolation import resample
 from onnx_backprop.opset.core.errors import ShapeError
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dims, merge, require_at_least, require_length, require_rank, stated_shape
@@ -110,6 +109,8 @@ def reference(
 
 
 def body(b: Body, attrs: Attributes, gradient: Tensor, sizes: Tensor | None) -> str:
+    from onnx_backprop.opset.bodies.interpolation import resample
+
     return resample.body(b, attrs, gradient, sizes, DEFAULT_INPUT_OFFSET, DEFAULT_OUTPUT_OFFSET)
 
 

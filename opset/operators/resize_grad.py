@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from onnx_backprop.opset.bodies.builder import Body, Tensor
-from onnx_backprop.opset.bodies.interpolation.resize_grad import ResizeBody
 from onnx_backprop.opset.core.errors import KernelError, ShapeError
 from onnx_backprop.opset.core.op import Arg, Attribute, Attributes, Float64Array, Input, Op, Output
 from onnx_backprop.opset.core.shapes import Dim, Dims, merge, require_at_least, require_length, require_rank
@@ -299,6 +298,8 @@ def body(
     by_scale = _asks_for_scales(*given, attrs.op)
     lengths = x.dims or (None,) * known[0]
     wanted = _wanted(attrs, lengths, listed, given[0] if by_scale else None, given[1] if by_scale is False else None)
+    from onnx_backprop.opset.bodies.interpolation.resize_grad import ResizeBody
+
     return ResizeBody(b, attrs, listed, wanted, by_scale).write(dy, x, roi, scales, sizes)
 
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from onnx_backprop.opset import DOMAIN
 from onnx_backprop.opset.core.mapped import to_array
@@ -316,6 +315,8 @@ class _Graph:
             nodes or [helper.make_node("Identity", [name], ["mask"])], "mask", [],
             [helper.make_empty_tensor_value_info(name if nodes else "mask")], tensors,
         )  # fmt: skip
+        from onnx.reference import ReferenceEvaluator
+
         evaluator: Any = ReferenceEvaluator(helper.make_model(graph, opset_imports=self.opsets))
         mask = evaluator.run(None, {})[0]
         length = mask.shape[-1] if mask.ndim == 4 else 0

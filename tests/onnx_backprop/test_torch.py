@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
 from models import unet_conv_transpose, unet_resize
+from onnx_backprop.opset.core import mapped
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from tests.docs.blocks import examples
 from tests.onnx_backprop.exported_modules import close, exported, several
@@ -204,6 +205,32 @@ def test_numbers_are_there_once() -> None:
     own.requires_grad_(True)
     own(x).sum().backward()
     close(own.w.grad, x.T.expand(512, 512))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_file_is_not_needed_once_it_is_read(beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large weights and a large table, which is no tensor of the module, in the file or in another one beside it."""
+    monkeypatch.setattr(mapped, "LEAST_MAPPED", 0)
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> m (float[b, 512] x) => (float[b, 10240] y)'
+        "{ h = MatMul(x, w) y = Gather <axis = 1> (h, table) }"
+    )
+    rng = np.random.default_rng(0)
+    w, table = rng.standard_normal((512, 512)).astype(np.float32), rng.integers(512, size=10240)
+    model.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(table, "table")])
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=beside, location="weights.bin")
+    own = ob.torch.module(path)
+    for file in tmp_path.iterdir():
+        file.write_bytes(b"other")
+    x = torch.randn(3, 512)
+    expected = (x @ torch.tensor(w))[:, table]
+    close(own(x), expected)
+    own(x).square().sum().backward()
+    sums = torch.zeros(3, 512).index_add_(1, torch.tensor(table), 2 * expected)
+    close(own.w.grad, x.T @ sums)
+    own.export(path)
+    close(torch.tensor(ob.session(path).run(None, {"x": x.numpy()})[0]), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

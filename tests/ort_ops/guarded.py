@@ -66,7 +66,7 @@ class Guarded:
 
 def guard_scratch() -> None:
     """Give kernels memory of their own for every block of scratch, none of it pooled, so that none is larger."""
-    assert native_table.KERNELS  # plans, which are imported with it, keep their limits
+    native_table.load()  # plans keep their limits
     scratch.POOL_BYTES = 0  # before anything is compiled
     blocks: dict[int, tuple[Guarded, int, bytes]] = {}
     shifts = [0]

@@ -1,19 +1,29 @@
 """Which function writes which operator out, and what is said of those that none does."""
 
+from importlib import import_module
+from typing import Any
+
 from onnx import NodeProto
 
-from onnx_backprop.converters.prepare.fused import (
-    activations,
-    attention,
-    classic,
-    group_query,
-    matmul,
-    moe,
-    normalization,
-    quantized,
-    recurrent,
-)
-from onnx_backprop.converters.prepare.fused.composer import Expansion, Table
+from onnx_backprop.converters.prepare.fused.composer import Composer, Expansion, Table
+
+
+class _Family:
+    """The functions of a module of this folder, which is imported when one of them is first called."""
+
+    def __init__(self, module: str) -> None:
+        self._module = f"{__package__}.{module}"
+
+    def __getattr__(self, name: str) -> Expansion:
+        def expansion(composer: Composer) -> Any:
+            return getattr(import_module(self._module), name)(composer)
+
+        return expansion
+
+
+activations, attention, classic, group_query = map(_Family, ("activations", "attention", "classic", "group_query"))
+matmul, moe, normalization = map(_Family, ("matmul", "moe", "normalization"))
+quantized, recurrent = map(_Family, ("quantized", "recurrent"))
 
 MICROSOFT, CLASSIC = "com.microsoft", "ai.onnx.ml"
 

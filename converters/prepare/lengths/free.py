@@ -12,11 +12,9 @@ from onnx import GraphProto, ModelProto
 from onnx_backprop.converters.prepare.large_weights import set_aside
 from onnx_backprop.converters.prepare.lengths.fold import folded
 from onnx_backprop.converters.prepare.lengths.search import Search, with_lengths
-from onnx_backprop.converters.prepare.load import prepare
+from onnx_backprop.converters.prepare.load import Free, prepare
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.hints import suggest
-
-Free = Mapping[str, Mapping[int, str]]
 
 
 def free_lengths(proto: ModelProto, free: Free) -> ModelProto:

@@ -9,7 +9,6 @@ An operator that onnxruntime has no kernel of for float64 or a half type needs t
 from collections.abc import Iterator
 
 from onnx import ModelProto, NodeProto, TensorProto, defs, helper
-from onnx_ir.passes.common import InlinePass
 
 from onnx_backprop.converters.prepare.ir_models import to_ir, to_proto
 from onnx_backprop.converters.prepare.large_weights import set_aside
@@ -39,6 +38,8 @@ def inlined(model: ModelProto) -> ModelProto:
     Names of inputs, outputs and initializers, metadata and training_info stay; imports that no node needs go. What
     the model computes does not change.
     """
+    from onnx_ir.passes.common import InlinePass
+
     light, weights = set_aside(model)
     graph = to_ir(light)
     InlinePass()(graph)

@@ -8,16 +8,15 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.batching.batch import batch, free_symbol
 from onnx_backprop.converters.reverse.batching.folding import moved
 from onnx_backprop.converters.reverse.builder import Builder
+from onnx_backprop.converters.reverse.differentiate import PerSample
 from onnx_backprop.converters.reverse.expand import drop_unread
 from onnx_backprop.converters.reverse.forward import label
-from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.converters.reverse.known import dims, in_training, inputs_of
 from onnx_backprop.opset import DOMAIN, OPSET_VERSION
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.graphs.names import used_names
-from onnx_backprop.opset.graphs.walk import all_nodes, is_standard, subgraphs
-
-PerSample = bool | Sequence[str]
+from onnx_backprop.opset.graphs.walk import all_nodes, subgraphs
 
 
 def add_axis(
@@ -79,11 +78,6 @@ def _whole(op: Builder, graph: ir.Graph, seed: ir.Value, axis: int, symbol: str,
     new.shape = ir.Shape([*kept[:place], symbol, *kept[place:]])
     front = moved(op, new, len(kept) + 1, place, 0)
     return op.Unsqueeze(front, [n + 1 for n in gone]) if gone else front
-
-
-def inputs_of(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Inputs and initializers by name."""
-    return {str(value.name): value for value in (*graph.inputs, *graph.initializers.values())}
 
 
 @dataclass(frozen=True)
@@ -199,9 +193,3 @@ def _symbols_of_rows(inputs: Mapping[str, Dims | None], per_sample: PerSample) -
 
 def _shown(shape: Dims | None) -> str:
     return "of unknown rank" if shape is None else str(list(shape))
-
-
-def in_training(node: ir.Node) -> bool:
-    """Whether a node is a BatchNormalization with the statistics of its batch."""
-    mode = node.attributes.get("training_mode")
-    return is_standard(node, "BatchNormalization") and mode is not None and bool(mode.as_int())

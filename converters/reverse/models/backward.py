@@ -2,21 +2,19 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 from onnx import ModelProto
 
 from onnx_backprop.converters.prepare.ir_models import as_given, to_ir, to_proto
-from onnx_backprop.converters.prepare.lengths.free import Free
-from onnx_backprop.converters.prepare.load import Edit, infer_large
+from onnx_backprop.converters.prepare.load import Edit, Free, infer_large
 from onnx_backprop.converters.prepare.selection import Patterns
 from onnx_backprop.converters.prepare.stops import prepared
 from onnx_backprop.converters.prepare.writing.inline import check_inline, inlined
 from onnx_backprop.converters.prepare.writing.short_names import shorten_names
 from onnx_backprop.converters.prepare.writing.unsaid import without_inferred
-from onnx_backprop.converters.reverse.batching.add_axis import OneRow, PerSample, take_one_row
-from onnx_backprop.converters.reverse.differentiate import Progress
+from onnx_backprop.converters.reverse.differentiate import PerSample, Progress
 from onnx_backprop.converters.reverse.models.derivatives import Derivative, record, shaped_like
 from onnx_backprop.converters.reverse.models.differentiation import Differentiation
 from onnx_backprop.converters.reverse.models.faults import avoid_faults
@@ -28,6 +26,9 @@ from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, attach_ke
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.types import type_dims
 from onnx_backprop.opset.graphs.walk import is_standard
+
+if TYPE_CHECKING:
+    from onnx_backprop.converters.reverse.batching.add_axis import OneRow
 
 
 @as_given
@@ -187,6 +188,8 @@ class Draft:
     def take_one_row(self, per_sample: PerSample) -> None:
         """Let what follows be of one row of a batch, until `spread_rows`; nothing where `per_sample` is False."""
         if per_sample is not False:
+            from onnx_backprop.converters.reverse.batching.add_axis import take_one_row  # and 11 modules of rules
+
             outputs = load(self._came, mapped=True).graph.output
             declared = {value.name: type_dims(value.type) or () for value in outputs}
             self._one_row = take_one_row(self.graph, per_sample, declared)

@@ -18,10 +18,9 @@ from typing import Any
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.batching.add_axis import in_training, inputs_of
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import unsupported
-from onnx_backprop.converters.reverse.known import dims, element_type, known_lengths
+from onnx_backprop.converters.reverse.known import dims, element_type, in_training, inputs_of, known_lengths
 from onnx_backprop.converters.reverse.models.named import values_by_name
 from onnx_backprop.converters.rules.common import as_shaped, cast
 from onnx_backprop.converters.training.modes import hashed
