@@ -108,7 +108,10 @@ def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Or
     stated = _exported(proto, names)
     if stated:
         return {name: Origin(CONSTANT) for name in constants} | stated | known
-    targets = {entry.target for entry in signature(proto) if entry.target}
+    entries = signature(proto)
+    targets = {entry.target for entry in entries if entry.target}
+    if entries and not targets:  # the module has no tensors
+        return dict.fromkeys([*names, *constants], Origin(CONSTANT)) | known
     if not _is_of_torch(proto) or (targets and targets.isdisjoint(names)):  # whose tensors have been renamed
         return known
     exported = any(node.name.startswith("node_") for node in proto.graph.node)  # by torch.export, before another tool

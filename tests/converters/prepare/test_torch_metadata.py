@@ -133,3 +133,17 @@ def test_merged_tensors_of_a_normalization_are_named_by_their_positions(op_type,
     assert [name for n, name in enumerate(model.graph.node[0].input[1:]) if n != place] == [
         name for n, name in enumerate(read) if n != place
     ]
+
+
+@pytest.mark.parametrize("constant", ["Constant", "initializer"])
+def test_a_module_without_tensors_has_no_parameters(constant: str) -> None:
+    """The scale of its attention is a number of the exporter's, as it is in a module with parameters."""
+    node = "val_0 = Constant <value_float = 0.35> ()" if constant == "Constant" else ""
+    stored = "" if node else "<float val_0 = {0.35}>"
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 20], producer_name: "pytorch"> g (float[2, 3] x) => (float[2, 3] y) {stored} {{ {node} y = Mul (x, val_0) }}'
+    )
+    model.graph.metadata_props.add(key=SIGNATURE, value="# inputs\nx: USER_INPUT\n\n# outputs\ny: USER_OUTPUT\n")
+    with pytest.raises(ob.InvalidArgumentError):  # nothing to train
+        ob.training_graph(model, loss="mse", optimizer="sgd")
+    assert "y" in [value.name for value in ob.backward(model, wrt=["x"]).graph.output]
