@@ -114,7 +114,8 @@ def _complaint(proto: ModelProto) -> checker.ValidationError | None:
         if value.type.WhichOneof("value") in (None, "tensor_type") and not value.type.tensor_type.HasField("shape"):
             value.type.tensor_type.shape.SetInParent()
             value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or TensorProto.FLOAT
-    checked.opset_import.add(domain="deprecated", version=1)
+    for part in (checked, *checked.functions):
+        part.opset_import.add(domain="deprecated", version=1)
     # GroupNormalization's first version, of scales per group, which onnx has withdrawn, and what is onnxruntime's alone
     for node in all_nodes(checked):
         if is_standard(node, "GroupNormalization") or node.domain == MICROSOFT:

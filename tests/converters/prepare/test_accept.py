@@ -244,3 +244,18 @@ def gradient(path: Path) -> np.ndarray:
     return np.asarray(
         onnxruntime.InferenceSession(converted.SerializeToString()).run(["x_grad"], {"x": X, "y_grad": DY})[0]
     )
+
+
+def test_a_function_of_operators_that_the_checker_does_not_know() -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "own": 1]>
+        g (float[2, 3, 4] x, float[3] s) => (float[2, 3, 4] y) { y = own.norm <epsilon = 0.1> (x, s) }
+        <domain: "own", opset_import: ["": 21]> norm <epsilon> (x, s) => (y) {
+            y = GroupNormalization <num_groups = 1, epsilon: float = @epsilon> (x, s, s)
+        }"""
+    )
+    x, s = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32), np.ones(3, np.float32)
+    z = (x - x.mean((1, 2), keepdims=True)) / np.sqrt(x.var((1, 2), keepdims=True) + 0.1)
+    feeds = {"x": x, "s": s, "y_grad": np.ones_like(x)}
+    (ds,) = ob.session(ob.backward(model, wrt=["s"])).run(["s_grad"], feeds)
+    np.testing.assert_allclose(np.asarray(ds), (z + 1).sum((0, 2)), rtol=1e-4, atol=1e-4)
