@@ -33,13 +33,13 @@ def log_softmax(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return op.Sub(dy, op.Mul(op.Exp(node.output()), total))
 
 
-@amends("GroupNormalization")
 @amends("LayerNormalization")
 @amends("RMSNormalization")
 def normalization_body(body: onnx.FunctionProto, node: ir.Node) -> None:
     """float64 is computed in float64, as by onnxruntime's kernels and by the rules; stash_type says float32.
 
-    Of the statistics, which are float32 outputs, one that is read keeps the body as it is.
+    GroupNormalization has no kernel there, and is computed as its body says. A statistic that is read, which is a
+    float32 output, keeps the body as it is.
     """
     double = node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.DOUBLE
     if not double or any(value.uses() or value.is_graph_output() for value in node.outputs[1:]):

@@ -177,7 +177,10 @@ def samples(s: Subject) -> str | None:
         derived = ob.backward(w.model, wrt=wrt, of=w.of, per_sample=True)
         plain = ob.backward(w.model, wrt=wrt, of=w.of)
     told = ob.derivatives(derived)[-1]
-    if any(one[y].shape[:1] != (1,) and one[y].size > 1 for one in each for y in told.seeds):
+    shapes = {y: (w.values[y].shape, (count, *each[0][y].shape[1:]), each[0][y].shape) for y in told.seeds}
+    if any(one[y].shape[:1] != (1,) and one[y].size > 1 for one in each for y in told.seeds) or any(
+        whole not in others for whole, *others in shapes.values()
+    ):
         raise SkippedError("rows elsewhere")
     ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in derived.graph.input}
     join = {y: np.stack if ranks[told.seeds[y]] > each[0][y].ndim else np.concatenate for y in told.seeds}

@@ -125,8 +125,9 @@ def batch_control(
     results = op.emit(node.op_type, inputs, attributes, outputs=len(node.outputs))
     if node.op_type != "Loop":
         return results
+    count = op.Shape(states[0], end=1) if states else None
     return [
-        y if n < control.states else _rows_first(op, y, row)
+        y if n < control.states else _rows_first(op, y, row, count)
         for n, (y, row) in enumerate(zip(results, node.outputs, strict=True))
     ]
 
@@ -137,7 +138,14 @@ def _axes(given: Sequence[int] | None, count: int, moved: Iterable[int], start: 
     return [axis + 1 if n + start in places and axis >= 0 else axis for n, axis in enumerate(axes)] or None
 
 
-def _rows_first(op: Builder, value: ir.Value, row: ir.Value) -> ir.Value:
-    """What a Loop stacks, (step, n, …), as (n, step, …)."""
+def _rows_first(op: Builder, value: ir.Value, row: ir.Value, count: ir.Value | None) -> ir.Value:
+    """What a Loop stacks, (step, n, …), as (n, step, …).
+
+    Of no steps onnxruntime stacks as many rows as the body declares, which is 0 where it says no number.
+    count: of rows.
+    """
     rank = len(row.shape or ())
-    return op.Transpose(value, perm=[1, 0, *range(2, rank + 1)])
+    turned = op.Transpose(value, perm=[1, 0, *range(2, rank + 1)])
+    if count is None:
+        return turned
+    return op.Reshape(turned, op.joined(count, op.Shape(turned, start=1)), allowzero=1)
