@@ -137,7 +137,7 @@ def repeatable(model: object) -> bool:
     return (
         isinstance(model, ModelProto)
         and gives_the_same(model)
-        and not any("Loop" in node.op_type for node in all_nodes(model))
+        and not any(word in node.op_type for node in all_nodes(model) for word in ("Dropout", "Loop"))
     )
 
 
