@@ -125,10 +125,11 @@ class Run:
         if not gives_the_same(graphs.model):  # behind a second backward pass
             return False
         reads = graphs.inputs_of_backward
-        dtypes = {v.name: dtype_of(v.type.tensor_type.elem_type) for v in graphs.model.graph.output}
+        elements = {v.name: v.type.tensor_type.elem_type for v in graphs.model.graph.output}
         token = add_pause(graphs.model, graphs.ends, graphs.seeds)
         if token is None:
             return False
+        dtypes = {name: dtype_of(elements[name]) for name in self.ends}
         self.reads = reads
         session = opened(graphs.model)
         inputs = [value.name for value in session.get_inputs() if value.name != token]

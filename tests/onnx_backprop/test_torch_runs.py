@@ -168,6 +168,18 @@ def test_an_inference_tensor_that_no_gradient_reads(way: str) -> None:
     assert once.abs().min() > 0
 
 
+@pytest.mark.parametrize(
+    ("node", "output"), [("SequenceConstruct", "seq(float[N, 3])"), ("Optional", "optional(float[N, 3])")]
+)
+def test_an_output_that_is_no_tensor_is_refused(node: str, output: str, way: str) -> None:
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> m (float[N, 3] x) => (float[N, 3] y, {output} z) '
+        f"{{ y = Mul(x, x) z = {node}(x) }}"
+    )
+    with pytest.raises(UnsupportedError, match=r"reads 'z'.* which PyTorch cannot hold"):
+        ob.torch.module(model)(torch.ones(2, 3, requires_grad=True))
+
+
 PARALLEL = """
 import onnxruntime
 import torch
