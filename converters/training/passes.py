@@ -33,7 +33,7 @@ from onnx_backprop.opset.core.errors import warn
 from onnx_backprop.opset.core.mapped import Numbers, by_reference
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.opset.graphs.edit import without_tensors
-from onnx_backprop.opset.graphs.facts import VIEW
+from onnx_backprop.opset.graphs.facts import HANDS_ON, MAY_SHARE, VIEW
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.order import ancestors, positions
 from onnx_backprop.opset.graphs.walk import is_standard, reads
@@ -92,10 +92,21 @@ class Passes:
 
     @property
     def inputs_of_backward(self) -> tuple[str, ...]:
-        """The inputs that the backward pass reads, without seeds."""
-        nodes = self.model.graph.node
-        read = set[str]().union(*(reads(nodes[n]) for n in self._parts()[1]), self.gradients.values())
-        return tuple(v.name for v in self.model.graph.input if v.name in read.difference(self.seeds.values()))
+        """The inputs, without seeds, that the backward pass reads, be it in a value that may lie in an input's memory.
+
+        onnxruntime gives a changed shape the memory of what came, takes a Mul by 1 away, and transposes a transposed
+        value into the one in front of both.
+        """
+        nodes, inputs = self.model.graph.node, [v.name for v in self.model.graph.input]
+        early, late = self._parts()
+        origin = {name: name for name in inputs}  # of each value that depends on inputs; "": memory of its own
+        for node in (nodes[n] for n in early):
+            varying = [name for name in node.input if name in origin]
+            if varying:
+                shares = node in MAY_SHARE and (node in HANDS_ON or len(varying) == 1)
+                origin |= dict.fromkeys(node.output, origin[varying[0]] if shares else "")
+        read = {origin.get(name) for name in set(self.gradients.values()).union(*(reads(nodes[n]) for n in late))}
+        return tuple(name for name in inputs if name in read.difference(self.seeds.values()))
 
     def split(
         self, types: Callable[[ModelProto], dict[str, ValueInfoProto]]

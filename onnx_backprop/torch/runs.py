@@ -116,15 +116,20 @@ class Run:
         self, graphs: Passes, opened: Callable[[ModelProto], onnxruntime.InferenceSession], options: SessionOptions
     ) -> bool:
         """A session for both passes; whether there can be one."""
-        if not has_kernels(options):
+        # Threads of a parallel session wait for each other's nodes, also for those behind the pauses of other runs.
+        if options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL or not has_kernels(options):
             return False
-        from onnx_backprop.ort_ops.runtime.pause import PausedRun, add_pause  # not above: it may not be importable
+        from onnx_backprop.ort_ops.runtime.ahead import gives_the_same  # not above: they may not be importable
+        from onnx_backprop.ort_ops.runtime.pause import PausedRun, add_pause
 
+        if not gives_the_same(graphs.model):  # behind a second backward pass
+            return False
         reads = graphs.inputs_of_backward
-        dtypes = {v.name: dtype_of(v.type.tensor_type.elem_type) for v in graphs.model.graph.output}
+        elements = {v.name: v.type.tensor_type.elem_type for v in graphs.model.graph.output}
         token = add_pause(graphs.model, graphs.ends, graphs.seeds)
         if token is None:
             return False
+        dtypes = {name: dtype_of(elements[name]) for name in self.ends}
         self.reads = reads
         session = opened(graphs.model)
         inputs = [value.name for value in session.get_inputs() if value.name != token]
@@ -136,22 +141,26 @@ class Run:
             return PausedRun(session, token, fed), places
 
         def start(tensors_by_name: Tensors) -> Started:
-            waiting = [begun(tensors_by_name)]
+            # nobody notices what is written into an inference tensor
+            kept = {name: t.clone() if (t := tensors_by_name[name]).is_inference() else t for name in rest}
+            versions = {name: tensor._version for name, tensor in kept.items() if name not in self.statistics}
+            waiting = [begun({**tensors_by_name, **kept})]
             arrays = dict(zip(self.ends, waiting[0][0].values, strict=True))
-            kept = {name: (tensors_by_name[name], tensors_by_name[name]._version) for name in rest}
 
             def backward(seeds: Tensors, read: Tensors) -> dict[str, Any]:
                 """In a graph that PyTorch is told to keep, all but the first one run the forward pass again."""
-                if not waiting:
-                    for name, (tensor, version) in kept.items():
-                        if tensor._version != version and name not in self.statistics:
-                            raise InvalidArgumentError(
-                                f"{name!r} was written into behind the forward pass, which is run again for a second "
-                                "backward pass of the same outputs. Compute both before the update"
-                            )
-                    waiting.append(begun({**read, **{name: tensor for name, (tensor, _) in kept.items()}}))
-                run, places = waiting.pop()
-                values = run.resume({self.ends.index(y): array_of(dy.detach().contiguous()) for y, dy in seeds.items()})
+                written = [name for name, version in versions.items() if kept[name]._version != version]
+                try:
+                    run, places = waiting.pop()
+                except IndexError:
+                    if written:
+                        raise InvalidArgumentError(
+                            f"{written[0]!r} was written into behind the forward pass, which is run again for a second "
+                            "backward pass of the same outputs. Compute both before the update"
+                        ) from None
+                    run, places = begun({**read, **kept})
+                arrays = {self.ends.index(y): array_of(dy.detach().contiguous()) for y, dy in seeds.items()}
+                values = run.resume(arrays, repeatable=not written)
                 return self._by_variable(_apart(dict(zip(names, values, strict=True)), places))
 
             results = [torch.from_numpy(arrays[name]).to(dtypes[name]) for name in self.ends]

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from onnx_backprop.opset.core import progress
 from onnx_backprop.opset.core.files import remove_rest
 from onnx_backprop.opset.core.op import DOMAIN
 from onnx_backprop.opset.functions.native import NATIVE_PREFIX
 from onnx_backprop.opset.graphs.facts import DRAWS
-from onnx_backprop.opset.graphs.walk import all_nodes
+from onnx_backprop.opset.graphs.walk import all_nodes, is_standard
 from onnx_backprop.ort_ops.compiler.decorators import inner
 from onnx_backprop.ort_ops.compiler.llvm import call as call_function
 from onnx_backprop.ort_ops.compiler.machine import processors
@@ -42,9 +42,8 @@ logger = logging.getLogger("onnx_backprop")
 WORKER = "onnx_backprop.ort_ops.workers"
 Worker = subprocess.Popen[str]
 _MANY = 3  # functions that another process is started for
-# Parts of the names of operators with a state of their own, or that may not end; and domains that have no others.
-_TWICE = ("Dropout", "Loop", *DRAWS)
 PAUSES = "onnx_backprop.pause"  # the domain of `runtime.pause`
+# Domains without operators that have a state of their own, but for those that `gives_the_same` names.
 _KNOWN = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", DOMAIN, PAUSES)
 
 # Called with (functions compiled, functions to compile) whenever one is done, from the first (0, n) on.
@@ -101,6 +100,11 @@ def is_thrown_away() -> bool:
     return trial is not None and bool(trial.missing)
 
 
+def compile_at_once() -> None:
+    """Have this run, which cannot be repeated from here on, compile each kernel when it is needed."""
+    _trial.set(None)
+
+
 _T = TypeVar("_T")
 
 
@@ -130,14 +134,28 @@ def run(once: Callable[[], _T], guard: np.ndarray | None = None) -> _T:
 
 def repeatable(model: object) -> bool:
     """Whether a run of a model may take place twice, and ends whatever its kernels answer; not known of a file."""
-    if not isinstance(model, ModelProto):
-        return False
+    return (
+        isinstance(model, ModelProto)
+        and gives_the_same(model)
+        and not any(word in node.op_type for node in all_nodes(model) for word in ("Dropout", "Loop"))
+    )
+
+
+def gives_the_same(model: ModelProto) -> bool:
+    """Whether two runs of a model on the same inputs do: no operator draws, or may have a state of its own."""
     functions = {(function.domain, function.name) for function in model.functions}
     return all(
-        not any(word in op_type for word in _TWICE)
-        and (domain in _KNOWN or (domain, op_type) in functions or op_type.startswith(NATIVE_PREFIX))
-        for domain, op_type in {(node.domain, node.op_type) for node in all_nodes(model)}
+        not (any(name in node.op_type for name in DRAWS) or _drops(node))
+        and (
+            node.domain in _KNOWN or (node.domain, node.op_type) in functions or node.op_type.startswith(NATIVE_PREFIX)
+        )
+        for node in all_nodes(model)
     )
+
+
+def _drops(node: NodeProto) -> bool:
+    """Whether a Dropout is, or may be, one in training mode."""
+    return "Dropout" in node.op_type and not (is_standard(node, "Dropout") and not "".join(node.input[2:]))
 
 
 def compile_all(functions: Sequence[Exported]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -23,10 +24,11 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from onnx_backprop.opset.core.errors import KernelError
 from onnx_backprop.opset.graphs.edit import add_import, assign
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import ancestors
-from onnx_backprop.ort_ops.runtime.ahead import PAUSES, is_thrown_away
+from onnx_backprop.ort_ops.runtime.ahead import PAUSES, compile_at_once, is_thrown_away
 from onnx_backprop.ort_ops.runtime.extensions import PyCustomOpDef, RawArray, onnx_op
 
 YIELD, RESUME = "Yield", "Resume"
@@ -38,7 +40,8 @@ _PASSES = {
     TensorProto.INT64: (PyCustomOpDef.dt_int64, np.int64),
 }
 _LOOK = 0.2  # seconds after which Windows notices an interruption; elsewhere it ends the waiting
-_LAST = 10.0  # seconds that the end of the process waits for a run
+_LAST = 10.0  # seconds that the end of the process waits for runs
+_KEPT = 16  # threads that wait for the next run
 
 
 def _passes_as(elements: int) -> int | None:
@@ -103,20 +106,42 @@ class _State:
         self.options = onnxruntime.RunOptions()
         self.values: dict[int, Array] = {}
         self.seeds: Mapping[int, Array] | None = None
-        self.paused, self.resumed, self.over = threading.Event(), threading.Event(), threading.Event()
+        self.sent = SimpleQueue[
+            tuple[Mapping[int, Array] | None, bool]
+        ]()  # the only one whose `put` `__del__` may call
+        self.paused, self.over = threading.Event(), threading.Event()
         self.results: Sequence[onnxruntime.OrtValue] = ()
         self.error: BaseException | None = None
 
     def cancel(self) -> None:
         self.options.terminate = True
-        self.resumed.set()
+        self.sent.put((None, True))
+
+    def end(self) -> None:
+        self.paused.set()
+        self.over.set()
 
 
 _numbers = count(1)
 _running: dict[int, _State] = {}
-_idle: list[SimpleQueue[Callable[[], None]]] = []  # of threads that wait for something to do
+_Work = SimpleQueue[Callable[[], None]]  # of a thread
+_idle: list[_Work] = []
+_busy: set[_Work] = set()
+
+
+def _forked() -> None:
+    """The threads, and with them the runs, are those of the other process."""
+    _idle.clear()
+    _busy.clear()
+    for state in _running.values():
+        state.error = KernelError("the run belongs to the process that this one was forked from. Call the model here")
+        state.paused, state.over = threading.Event(), threading.Event()  # a lock of the old ones may be held
+        state.end()
+    _running.clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)  # which has none of the threads
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _in_a_thread(function: Callable[[], None]) -> None:
@@ -124,14 +149,18 @@ def _in_a_thread(function: Callable[[], None]) -> None:
     try:
         work = _idle.pop()
     except IndexError:
-        work = SimpleQueue[Callable[[], None]]()
+        work = _Work()
         threading.Thread(target=_serve, args=(work,), daemon=True).start()
+    _busy.add(work)
     work.put(function)
 
 
-def _serve(work: SimpleQueue[Callable[[], None]]) -> None:
+def _serve(work: _Work) -> None:
     while True:
         work.get()()
+        _busy.discard(work)
+        if len(_idle) >= _KEPT:
+            return
         _idle.append(work)
 
 
@@ -147,18 +176,20 @@ class PausedRun:
     ) -> None:
         self._state = state = _State()
         number = next(_numbers)
-        _running[number] = state
         names = [value.name for value in session.get_outputs()]
         fed = {**feeds, token: onnxruntime.OrtValue.ortvalue_from_numpy(np.array(number))}
-        _in_a_thread(partial(_run, session, names, fed, number))
+        _in_a_thread(partial(_run, session, names, fed, number, state))
         self._wait(state.paused)
         self.values = [state.values[place] for place in sorted(state.values)]
         state.values.clear()
 
-    def resume(self, seeds: Mapping[int, Array]) -> list[onnxruntime.OrtValue]:
-        """The outputs of the model but the values, in their order. seeds: by the place of the value. Once for a run."""
-        self._state.seeds = seeds
-        self._state.resumed.set()
+    def resume(self, seeds: Mapping[int, Array], *, repeatable: bool = True) -> list[onnxruntime.OrtValue]:
+        """The outputs of the model but the values, in their order. Once for a run.
+
+        seeds: by the place of the value. repeatable: whether what was fed has the numbers that it had, so that the run
+        may begin anew once missing kernels have been compiled; otherwise each is compiled when it is needed.
+        """
+        self._state.sent.put((seeds, repeatable))
         self._wait(self._state.over)
         results, self._state.results = self._state.results, ()
         return list(results[:-1])
@@ -178,17 +209,20 @@ class PausedRun:
 
 
 def _run(
-    session: onnxruntime.InferenceSession, names: Sequence[str], feeds: dict[str, onnxruntime.OrtValue], number: int
+    session: onnxruntime.InferenceSession,
+    names: Sequence[str],
+    feeds: dict[str, onnxruntime.OrtValue],
+    number: int,
+    state: _State,
 ) -> None:
-    state = _running[number]
+    _running[number] = state
     try:
         state.results = session.run_with_ort_values(names, feeds, state.options)
     except BaseException as e:  # noqa: BLE001 - it is raised in the other thread
         state.error = state.error or e
     finally:
-        del _running[number]
-        state.paused.set()
-        state.over.set()
+        _running.pop(number, None)
+        state.end()
 
 
 @contextmanager
@@ -225,7 +259,10 @@ def _register(kind: int, library_type: int, dtype: type[np.generic]) -> None:
             if is_thrown_away() and not state.paused.is_set():
                 return RawArray(np.zeros(state.values[place].shape), dtype)
             state.paused.set()
-            state.resumed.wait()
+            if state.seeds is None and not state.options.terminate:
+                state.seeds, repeatable = state.sent.get()
+                if not repeatable:
+                    compile_at_once()
             if state.seeds is not None:
                 return RawArray(state.seeds[place], dtype)
         return zeros
@@ -237,7 +274,9 @@ def _register(kind: int, library_type: int, dtype: type[np.generic]) -> None:
 
 
 def _end() -> None:
-    """No thread may be inside onnxruntime once Python is gone."""
+    """No thread may be inside onnxruntime, or free what is its, once Python is gone: that ends the process."""
     for state in list(_running.values()):
         state.cancel()
-        state.over.wait(_LAST)
+    end = time.monotonic() + _LAST
+    while _busy and time.monotonic() < end:
+        time.sleep(0.001)

@@ -18,6 +18,7 @@ from onnx_backprop.ort_ops.huge_pages import HugePages, block_bytes
 from onnx_backprop.ort_ops.runtime import pause
 from onnx_backprop.torch import runs
 from tests.onnx_backprop.exported_modules import close, exported, several
+from tests.ort_ops.runtime.test_pause import child
 
 torch: Any = pytest.importorskip("torch")
 functional: Any = torch.nn.functional
@@ -99,6 +100,136 @@ def test_a_weight_that_changes_before_backward_is_noticed(tmp_path: Path, way: s
         own.norm.weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("shape", "changed"),
+    [
+        ((2, 3, 4), "Reshape(w, to)"),
+        ((6, 4), "Identity(w)"),
+        ((6, 4), "Cast <to = 1> (w)"),
+        ((4, 6), "Transpose <perm = [1, 0]> (w)"),
+        ((6, 4), "Mul(one, w)"),
+        ((6, 4), "Div(w, one)"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kernels", ["native", "onnx"])
+def test_a_weight_that_is_read_through_a_view_is_noticed(
+    shape: tuple[int, ...], changed: str, kernels: str, way: str
+) -> None:
+    """onnxruntime reads its memory, or the gradient is that of what it was."""
+    text = f"m (float[N, 6] x) => (float[N, 4] y) {{ v = {changed} y = MatMul(x, v) }}"
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> {text}')
+    w = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    given = {"w": w, "to": np.array([6, 4]), "one": np.float32(1)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in given.items())
+    own, x = ob.torch.module(model, kernels=kernels), torch.rand(2, 6, requires_grad=True)
+    (expected,) = torch.autograd.grad(own(x).sum(), x)
+    loss = own(x).sum()
+    with torch.no_grad():
+        own.w.mul_(3)
+    try:
+        (got,) = torch.autograd.grad(loss, x)
+    except RuntimeError as e:
+        assert "modified by an inplace operation" in str(e)  # noqa: PT017
+    else:
+        close(got, expected)
+
+
+def test_a_second_backward_pass_reads_the_numbers_that_were_drawn(way: str) -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> m (float[N, 3] x) => (float[N, 3] y) '
+        "{ r = RandomNormalLike(x) s = Mul(r, w) y = Mul(s, x) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "w"))
+    own = ob.torch.module(model)
+    y = own(torch.ones(2, 3))
+    for _ in range(2):
+        (dw,) = torch.autograd.grad(y.sum(), own.w, retain_graph=True)
+        close(dw, y.detach().sum(0))
+
+
+def test_an_inference_tensor_that_no_gradient_reads(way: str) -> None:
+    """It has no version; a second backward pass reads what it was all the same."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> m (float[N, 3] x) => (float[N, 3] y) { a = Add(x, w) y = Sigmoid(a) }'
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "w"))
+    own = ob.torch.module(model)
+    with torch.inference_mode():
+        x = torch.ones(2, 3)
+    loss = own(x).sum()
+    (once,) = torch.autograd.grad(loss, own.w, retain_graph=True)
+    with torch.inference_mode():
+        x.zero_()
+    (again,) = torch.autograd.grad(loss, own.w)
+    close(again, once)
+    assert once.abs().min() > 0
+
+
+@pytest.mark.parametrize(
+    ("node", "output"), [("SequenceConstruct", "seq(float[N, 3])"), ("Optional", "optional(float[N, 3])")]
+)
+def test_an_output_that_is_no_tensor_is_refused(node: str, output: str, way: str) -> None:
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> m (float[N, 3] x) => (float[N, 3] y, {output} z) '
+        f"{{ y = Mul(x, x) z = {node}(x) }}"
+    )
+    with pytest.raises(UnsupportedError, match=r"reads 'z'.* which PyTorch cannot hold"):
+        ob.torch.module(model)(torch.ones(2, 3, requires_grad=True))
+
+
+PARALLEL = """
+import onnxruntime
+import torch
+from onnx import numpy_helper, parser
+import numpy as np
+import onnx_backprop as ob
+text = "m (float[N, 3] x) => (float[N, 3] y) { a = Add(x, w) b = Mul(x, w) c = Sigmoid(a) y = Mul(b, c) }"
+model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> {text}')
+model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "w"))
+options = onnxruntime.SessionOptions()
+options.execution_mode, options.inter_op_num_threads = onnxruntime.ExecutionMode.ORT_PARALLEL, 3
+own, x = ob.torch.module(model, session_options=options), torch.ones(2, 3)
+sum(own(x).sum() for _ in range(12)).backward()
+w = torch.ones(3, requires_grad=True)
+(12 * (x * w * torch.sigmoid(x + w)).sum()).backward()
+torch.testing.assert_close(own.w.grad, w.grad)
+"""
+
+
+def test_more_losses_than_threads_of_a_parallel_session() -> None:
+    child(PARALLEL)
+
+
+FIRST_BACKWARD = """
+import torch
+from onnx import numpy_helper, parser
+import numpy as np
+import onnx_backprop as ob
+text = "m (float[1, 16, 9, 9] x) => (float[1, 16, 9, 9] y) { a = Conv <pads = [1, 1, 1, 1]> (x, w) b = Add(a, bias) c = Sigmoid(b) y = Mul(c, c) }"
+model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> {text}')
+draw = np.random.default_rng(0).standard_normal
+values = {"w": draw((16, 16, 3, 3)), "bias": draw((16, 1, 1))}
+model.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), k) for k, v in values.items())
+own, x = ob.torch.module(model), torch.linspace(-1, 1, 16 * 81).reshape(1, 16, 9, 9)
+with torch.no_grad():
+    own(x)
+y = own(x)
+with torch.no_grad():
+    own.bias.add_(5)
+y.sum().backward()
+other = ob.torch.module(model)
+other(x).sum().backward()
+torch.testing.assert_close(own.w.grad, other.w.grad)
+torch.testing.assert_close(own.bias.grad, other.bias.grad)
+"""
+
+
+def test_a_first_backward_pass_that_compiles_reads_what_the_forward_pass_did(tmp_path: Path) -> None:
+    """A bias that PyTorch would not have saved has been written into since: the run does not begin anew."""
+    child(FIRST_BACKWARD, NUMBA_CACHE_DIR=str(tmp_path))
 
 
 def test_a_second_backward_pass_reads_what_the_first_one_did(tmp_path: Path) -> None:

@@ -153,6 +153,25 @@ with replacing("kernel.o") as (file,):
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
+        ("y = Dropout (x)", True),
+        ("y = Dropout (x, ratio)", True),
+        ("y = Dropout (x, ratio, training)", False),
+        ("y = com.microsoft.BiasDropout (x, x)", False),
+        ("y = RandomNormalLike (x)", False),
+        ("y = somebody.TheirOwn (x)", False),
+    ],
+)
+def test_two_runs_that_give_the_same(nodes: str, expected: bool) -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18, "com.microsoft": 1, "somebody": 1]> '
+        f"g (float[N] x, float ratio, bool training) => (float[N] y) {{ {nodes} }}"
+    )
+    assert ahead.gives_the_same(model) is expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
         ("y = Relu (x)", True),
         ("y = Dropout (x)", False),
         ("y = RandomNormalLike (x)", False),

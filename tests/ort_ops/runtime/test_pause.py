@@ -259,3 +259,54 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         "    ran = threading.Event()\n    pause._in_a_thread(ran.set)\n    os._exit(0 if ran.wait(10) else 1)\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
     )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_does_not_wait_for_a_run_of_the_other() -> None:
+    child(
+        "import os, signal\nimport numpy as np\nfrom onnx import parser\n"
+        "from onnx_backprop.opset.core.errors import KernelError\n"
+        "from tests.ort_ops.runtime.test_pause import MODEL, PausedRun, fed, opened\n"
+        "run_on, token = opened(parser.parse_model(MODEL), ['y'], {'y': 'dy'})\n"
+        "x = np.ones(3, np.float32)\nrun = PausedRun(run_on, token, fed(x=x))\n"
+        "if (pid := os.fork()) == 0:\n"
+        "    signal.alarm(20)\n"
+        "    try:\n        run.resume({0: x})\n    except KernelError:\n        os._exit(0)\n    os._exit(1)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "run.resume({0: x})\n"
+    )
+
+
+def test_the_end_of_a_process_waits_until_a_run_has_freed_what_it_had() -> None:
+    """A thread that frees values of onnxruntime while Python goes ends the process by a signal."""
+    program = "import time\nfrom onnx_backprop.ort_ops import default_options, has_kernels\n"
+    program += "from onnx_backprop.ort_ops.runtime import pause\nhas_kernels(default_options(python_operators=True))\n"
+    program += "pause._in_a_thread(lambda: (time.sleep(0.5), print('freed', flush=True)))\n"
+    assert "freed" in child(program)
+
+
+def test_a_thread_that_does_not_start_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    run_on, token = opened(parser.parse_model(MODEL), ["y"], {"y": "dy"})
+    monkeypatch.setattr(pause, "_idle", [])
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        PausedRun(run_on, token, fed(x=np.ones(3, np.float32)))
+    assert not pause._running
+    assert not pause._busy
+
+
+def test_many_runs_at_once_leave_few_threads() -> None:
+    run_on, token = opened(parser.parse_model(MODEL), ["y"], {"y": "dy"})
+    runs = [PausedRun(run_on, token, fed(x=np.ones(3, np.float32))) for _ in range(3 * pause._KEPT)]
+    before = threading.active_count()
+    del runs
+    wait_for_nobody()
+    for _ in range(1000):
+        if not pause._busy and threading.active_count() <= before - pause._KEPT:
+            break
+        time.sleep(0.01)
+    assert len(pause._idle) <= pause._KEPT
+    assert threading.active_count() <= before - pause._KEPT
