@@ -181,8 +181,8 @@ def test_a_row_of_one_number_is_divided(function: Any) -> None:
     names = [value.name for value in session.get_outputs()]
     answers = dict(zip(names, session.run(None, {"x": x, "u": u}), strict=True))
     if function is ob.jacobian:
-        np.testing.assert_allclose(answers["z_jacobian_x"], [0.5, 0.5])
-        np.testing.assert_allclose(answers["z_jacobian_u"], [np.log(2)], rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(answers["z_jacobian_x"]), [0.5, 0.5])
+        np.testing.assert_allclose(np.asarray(answers["z_jacobian_u"]), [np.log(2)], rtol=1e-6)
     else:
-        np.testing.assert_allclose(answers["x_hessian_x"], np.full((2, 2), -0.125))
-        np.testing.assert_allclose(answers["u_hessian_x"], [[0.25, 0.25]])
+        np.testing.assert_allclose(np.asarray(answers["x_hessian_x"]), np.full((2, 2), -0.125))
+        np.testing.assert_allclose(np.asarray(answers["u_hessian_x"]), [[0.25, 0.25]])
