@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from models import unet_resize
 from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
 from onnx_backprop.ort_ops.huge_pages import HugePages, block_bytes
 from onnx_backprop.ort_ops.runtime import pause
-from onnx_backprop.torch import runs
 from tests.onnx_backprop.exported_modules import close, exported, several
 from tests.ort_ops.runtime.test_pause import child
 
 torch: Any = pytest.importorskip("torch")
+runs: Any = import_module("onnx_backprop.torch.runs")
 functional: Any = torch.nn.functional
 
 
