@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Unpack
 
-import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
@@ -123,7 +122,7 @@ def _unit_products(
     blocks: list[ir.Value] = []
     symbol, opsets = _count(value), work.model.opset_imports
     if symbol == 1:
-        batched = _for_one(work.graph, seed, ends, op.unique(f"{op.prefix}/one"), known_lengths(value) or ())
+        batched = _for_one(work.graph, seed, ends, f"{name}_unit", known_lengths(value) or ())
     else:
         unit = op.EyeLike(op.filled(op.joined(count, count), 0, element_type(seed)))
         unit = op.Reshape(unit, op.joined(count, shape), allowzero=1)
@@ -148,18 +147,22 @@ def _unit_products(
 
 
 def _for_one(
-    graph: ir.Graph, seed: ir.Value, ends: Sequence[ir.Value], name: str, lengths: Sequence[int]
+    graph: ir.Graph, seed: ir.Value, ends: Sequence[ir.Value], prefix: str, lengths: Sequence[int]
 ) -> list[ir.Value]:
     """The results for a seed of one number, which is 1: as they are, with no axis for rows.
 
     onnxruntime takes a row of one number for the number: of row / y · c it makes c / y, without the axis (1.32).
     """
-    one = ir.Value(name=name, type=seed.type, shape=seed.shape)
-    one.const_value = ir.tensor(np.ones(lengths, element_type(seed).numpy()), name=name)
+    op = Builder(used_names(graph))
+    op.prefix = prefix
+    one = op.filled(op.ints(lengths), 1, element_type(seed))  # no initializer, which a training would ask about
     places = [list(graph.outputs).index(end) for end in ends]
     graph.inputs.remove(seed)
-    seed.replace_all_uses_with(one, replace_graph_outputs=True)
-    graph.register_initializer(one)
+    seed.replace_all_uses_with(op.typed(one, seed), replace_graph_outputs=True)
+    if nodes := list(graph):
+        graph.insert_before(nodes[0], op.nodes)
+    else:
+        graph.extend(op.nodes)
     return [graph.outputs[place] for place in places]
 
 

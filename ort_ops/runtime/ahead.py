@@ -94,7 +94,7 @@ def considered(plan: Plan, sizes: Sequence[int]) -> tuple[Plan, bool]:
     return Plan(Zeros(memset=memset, sizes=(first, second, third, fourth, fifth)), ((CLEAR, 1),)), False
 
 
-def is_thrown_away() -> bool:
+def will_be_repeated() -> bool:
     """Whether this run, which goes on on zeros, is to be repeated."""
     trial = _trial.get()
     return trial is not None and bool(trial.missing)

@@ -28,7 +28,7 @@ from onnx_backprop.opset.core.errors import KernelError
 from onnx_backprop.opset.graphs.edit import add_import, assign
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import ancestors
-from onnx_backprop.ort_ops.runtime.ahead import PAUSES, compile_at_once, is_thrown_away
+from onnx_backprop.ort_ops.runtime.ahead import PAUSES, compile_at_once, will_be_repeated
 from onnx_backprop.ort_ops.runtime.extensions import PyCustomOpDef, RawArray, onnx_op
 
 YIELD, RESUME = "Yield", "Resume"
@@ -106,9 +106,8 @@ class _State:
         self.options = onnxruntime.RunOptions()
         self.values: dict[int, Array] = {}
         self.seeds: Mapping[int, Array] | None = None
-        self.sent = SimpleQueue[
-            tuple[Mapping[int, Array] | None, bool]
-        ]()  # the only one whose `put` `__del__` may call
+        # seeds, and whether the run may be repeated; of queues and events the only kind that `__del__` may write to
+        self.sent = SimpleQueue[tuple[Mapping[int, Array] | None, bool]]()
         self.paused, self.over = threading.Event(), threading.Event()
         self.results: Sequence[onnxruntime.OrtValue] = ()
         self.error: BaseException | None = None
@@ -256,7 +255,7 @@ def _register(kind: int, library_type: int, dtype: type[np.generic]) -> None:
         if state.error is not None:
             return zeros
         with _failing(state):
-            if is_thrown_away() and not state.paused.is_set():
+            if will_be_repeated() and not state.paused.is_set():
                 return RawArray(np.zeros(state.values[place].shape), dtype)
             state.paused.set()
             if state.seeds is None and not state.options.terminate:

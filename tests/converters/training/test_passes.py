@@ -41,10 +41,10 @@ def test_weights_refer_to_those_of_the_model_as_long_as_these_are_kept() -> None
 PROGRAM = """
 import sys, onnx_ir as ir
 from tests.converters.training.test_passes import network, peak, variables
-def given(width, layers):
+def model_of(width, layers):
     return network(width, layers) if sys.argv[1] == "ModelProto" else ir.from_proto(network(width, layers))
-variables(given(256, 2))  # what comes with it
-model = given(2048, 6)
+variables(model_of(256, 2))  # what comes with it
+model = model_of(2048, 6)
 before = peak()
 result = variables(model)
 print(before, peak())
