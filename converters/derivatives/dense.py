@@ -122,7 +122,7 @@ def _unit_products(
     blocks: list[ir.Value] = []
     symbol, opsets = _count(value), work.model.opset_imports
     if symbol == 1:
-        batched = _for_one(work.graph, seed, ends, f"{name}_unit", known_lengths(value) or ())
+        batched = _for_one(work.graph, seed, ends, f"{name}_one", known_lengths(value) or ())
     else:
         unit = op.EyeLike(op.filled(op.joined(count, count), 0, element_type(seed)))
         unit = op.Reshape(unit, op.joined(count, shape), allowzero=1)

@@ -188,3 +188,20 @@ def test_a_row_of_one_number_is_divided(function: Any) -> None:
     else:
         np.testing.assert_allclose(np.asarray(answers["x_hessian_x"]), np.full((2, 2), -0.125))
         np.testing.assert_allclose(np.asarray(answers["u_hessian_x"]), [[0.25, 0.25]])
+
+
+def test_a_hessian_by_single_numbers() -> None:
+    """Each row is one number, and what is emitted for it has names of its own."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float x, float u) => (float z) { p = Mul (x, x) z = Mul (p, u) }'
+    )
+    session = ob.session(ob.hessian(model, ["x", "u"], ["z"]))
+    answers = dict(
+        zip(
+            [v.name for v in session.get_outputs()],
+            session.run(None, {"x": np.float32(3), "u": np.float32(2)}),
+            strict=True,
+        )
+    )
+    expected = {"x_hessian_x": 4, "x_hessian_u": 6, "u_hessian_x": 6, "u_hessian_u": 0}
+    assert {name: float(np.asarray(answers[name])) for name in expected} == expected
