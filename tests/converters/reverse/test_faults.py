@@ -199,7 +199,7 @@ def test_a_hessian_by_single_numbers() -> None:
     answers = dict(
         zip(
             [v.name for v in session.get_outputs()],
-            session.run(None, {"x": np.float32(3), "u": np.float32(2)}),
+            session.run(None, {"x": np.array(3, np.float32), "u": np.array(2, np.float32)}),
             strict=True,
         )
     )
