@@ -22,11 +22,11 @@ from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.ort_ops import Named, SessionOptions, give_back, native_kernels_work
 from onnx_backprop.providers.choose import Target, chosen
 from onnx_backprop.providers.placed import check_kernels
-from onnx_backprop.torch.runs import Function, Run, array_of, dtype_of, torch
+from onnx_backprop.torch.runs import Function, Run
+from onnx_backprop.torch.tensors import array_of, dtype_of, torch
 from onnx_backprop.training.inputs import Inputs, refusals
 
 COUNT = "num_batches_tracked"  # of a BatchNorm of PyTorch
-Tensors = Mapping[str, Any]
 
 
 def module(

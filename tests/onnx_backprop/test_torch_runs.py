@@ -21,14 +21,14 @@ from tests.onnx_backprop.exported_modules import close, exported, several
 from tests.ort_ops.runtime.test_pause import child
 
 torch: Any = pytest.importorskip("torch")
-runs: Any = import_module("onnx_backprop.torch.runs")
+sessions: Any = import_module("onnx_backprop.torch.sessions")
 functional: Any = torch.nn.functional
 
 
 @pytest.fixture(params=["one session that pauses", "a session for each pass"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "a session for each pass":
-        monkeypatch.setattr(runs, "has_kernels", lambda _: False)
+        monkeypatch.setattr(sessions, "has_kernels", lambda _: False)
     return request.param
 
 
