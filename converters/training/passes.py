@@ -29,6 +29,9 @@ from onnx_backprop.converters.training.modes import draw_masks, infer_mode, keep
 from onnx_backprop.converters.training.sharing import describe_shared, shared
 from onnx_backprop.converters.training.sharing import untie as separate
 from onnx_backprop.converters.training.split import part
+from onnx_backprop.converters.training.stops.biases import stop_second_biases, warn_of_second_biases
+from onnx_backprop.converters.training.stops.estimators import stop_estimators, warn_of_estimators
+from onnx_backprop.converters.training.stops.padding import stop_padding, warn_of_padding
 from onnx_backprop.opset.core.errors import warn
 from onnx_backprop.opset.core.mapped import Numbers, by_reference
 from onnx_backprop.opset.core.reading import load
@@ -148,11 +151,18 @@ def _variables(draft: Draft, *, untie: bool) -> Variables:
     graph = draft.graph
     if untie:
         separate(graph)
+    model = infer_large(
+        to_proto(draft.model)
+    )  # without the stops, which `passes` puts into the graph it differentiates
+    warn_of_estimators(stop_estimators(graph))
     floats = [value for value in graph.initializers.values() if is_float(value)]
     path = find_path(graph, [y for y in graph.outputs if is_float(y)], floats)
     choice = choose(graph, [value for value in floats if value in path.active])
     trained = [value for value in floats if value in path.active and value not in choice.left_out]
     warn_of(graph, choice, trained)
+    trained_names = [str(value.name) for value in trained]
+    warn_of_padding(stop_padding(graph), trained_names)
+    warn_of_second_biases(stop_second_biases(graph), trained_names)
     parameters = [*trained, *(value for value in floats if origin_of(value).kind == FROZEN)]
     normalizations = [node for node in graph if node.domain == "" and node.op_type == "BatchNormalization"]
     read = [value for node in normalizations for place in STATISTICS if (value := node.inputs[place]) is not None]
@@ -167,7 +177,7 @@ def _variables(draft: Draft, *, untie: bool) -> Variables:
         warn(describe_shared(together))
     groups = [tuple(str(value.name) for value in group) for group in (parameters, statistics, buffers)]
     layouts = {str(value.name): layout_of(value) for value in (*parameters, *statistics, *buffers)}
-    return Variables(infer_large(to_proto(draft.model)), *groups, layouts=layouts)
+    return Variables(model, *groups, layouts=layouts)
 
 
 def inference(variables: Variables) -> ModelProto:
@@ -189,6 +199,8 @@ def passes(variables: Variables, wrt: Sequence[str], *, training: bool, kept: Co
     outputs = tuple(str(value.name) for value in graph.outputs)
     (train if training else infer_mode)(graph)
     keep_statistics(graph, (), graph.initializers, kept)
+    for stop in (stop_estimators, stop_padding, stop_second_biases) if wrt else ():
+        stop(graph)
     op = Builder(used_names(graph))
     statistics = {
         str(old.name): str(new.name) for old, new in (renew_statistics(graph, op) if training else {}).items()

@@ -42,8 +42,7 @@ from onnx_backprop.converters.training.rewrites.sums import stage_sums
 from onnx_backprop.converters.training.sharing import describe_shared, shared, tie, untie
 from onnx_backprop.converters.training.slots import RANDOM, STATISTIC, Slot
 from onnx_backprop.converters.training.stops.biases import stop_second_biases, warn_of_second_biases
-from onnx_backprop.converters.training.stops.estimators import describe as describe_estimators
-from onnx_backprop.converters.training.stops.estimators import stop_estimators
+from onnx_backprop.converters.training.stops.estimators import stop_estimators, warn_of_estimators
 from onnx_backprop.converters.training.stops.padding import stop_padding, warn_of_padding
 from onnx_backprop.converters.training.update.loss_scale import renewed_scale, scaled_loss, unscale, with_default
 from onnx_backprop.converters.training.update.private import Privacy, RowSums, add_noise, check_rows, seeds_of_rows
@@ -173,8 +172,7 @@ class TrainingDraft(Draft):
         graph, trainable = self.graph, requested.trainable
         floats = [v for v in graph.initializers.values() if is_float(v)]
         loss = next(value for value in graph.outputs if value.name == self.loss)
-        if estimators := stop_estimators(graph):
-            warn(describe_estimators(estimators))
+        warn_of_estimators(stop_estimators(graph))
         path = find_path(graph, [loss], floats)
         choice = choose(graph, [v for v in floats if v in path.active], loss)
         padding = stop_padding(graph)

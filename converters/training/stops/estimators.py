@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.prepare.exporters.detached import STOP
 from onnx_backprop.converters.reverse.known import is_float
 from onnx_backprop.converters.reverse.path import find_path
+from onnx_backprop.opset.core.errors import warn
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.walk import is_standard, values_read
 
@@ -81,10 +82,11 @@ def _before(value: ir.Value, reads: Mapping[ir.Node, Collection[ir.Value]]) -> s
     return seen
 
 
-def describe(nodes: list[str]) -> str:
-    """What was taken for an estimator, in a sentence."""
-    return (
-        f"{', '.join(map(repr, nodes))} compute a + (b - a), where b rounds or picks by a: taken for a "
-        "straight-through estimator, a + (b - a).detach(), whose detach() the exporter has left out. Gradients of b "
-        "pass to a"
-    )
+def warn_of_estimators(stopped: list[str]) -> None:
+    """Say what was taken for an estimator, once."""
+    if stopped:
+        warn(
+            f"{', '.join(map(repr, stopped))} compute a + (b - a), where b rounds or picks by a: taken for a "
+            "straight-through estimator, a + (b - a).detach(), whose detach() the exporter has left out. Gradients of "
+            "b pass to a"
+        )
