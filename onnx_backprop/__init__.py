@@ -97,8 +97,8 @@ if TYPE_CHECKING:  # a name as itself is public to type checkers
     from onnx_backprop.quantization import requantize as requantize
     from onnx_backprop.training import callbacks as callbacks
     from onnx_backprop.training import schedules as schedules
+    from onnx_backprop.training.data.augmentation import augment as augment
     from onnx_backprop.training.data.batches import Batches as Batches
-    from onnx_backprop.training.data.images import augment as augment
     from onnx_backprop.training.data.images import image_folder as image_folder
     from onnx_backprop.training.data.packing import pack as pack
     from onnx_backprop.training.data.packing import packed_bias as packed_bias
@@ -154,7 +154,8 @@ _WHERE = {
     "providers.placed": "session",
     "quantization": "merge_adapter requantize",
     "training.data.batches": "Batches",
-    "training.data.images": "augment image_folder",
+    "training.data.augmentation": "augment",
+    "training.data.images": "image_folder",
     "training.data.packing": "pack packed_bias",
     "training.trainer": "Trainer",
 }

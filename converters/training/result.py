@@ -25,7 +25,7 @@ from onnx_backprop.converters.training.whole_decoder import stored_decoder
 from onnx_backprop.opset.core.errors import InvalidArgumentError, printable, warn
 from onnx_backprop.opset.core.mapped import to_array, whole
 from onnx_backprop.opset.core.reading import load
-from onnx_backprop.opset.graphs.edit import assign, replace_values, without_tensors
+from onnx_backprop.opset.graphs.edit import assign, copied, replace_values, without_tensors
 from onnx_backprop.opset.graphs.lazy import ir
 
 _SHOWN = 4  # nodes that the summary lists
@@ -119,6 +119,17 @@ class TrainingGraph:
                     external_data=[StringStringEntryProto(key="location", value=_ELSEWHERE)],
                 )
         return replace(self, model=model)
+
+    def with_values(self, values: Mapping[str, np.ndarray]) -> TrainingGraph:
+        """A graph that refers to no file and no trainer, for another process; values: of what a trainer has.
+
+        Errors: UnsupportedError above 2 GB.
+        """
+        model = copied(self.model)
+        for tensor in model.graph.initializer:
+            if _is_elsewhere(tensor):
+                replace_values(tensor, values[tensor.name])
+        return replace(self, model=whole(model))
 
     def _require_values(self, given: Collection[str] = ()) -> None:
         if not {tensor.name for tensor in self.model.graph.initializer if _is_elsewhere(tensor)}.issubset(given):
@@ -282,7 +293,7 @@ class TrainingGraph:
         optimizer = f", {given['name']}" if "name" in given else ""
         return (
             f"<TrainingGraph {printable(self.model.graph.name)!r}: ({', '.join(map(printable, self.inputs))}) -> "
-            f"{printable(self.loss)}, {len(self.parameters)} parameters of {numbers}{optimizer}, "
+            f"{printable(self.loss)}, {len(self.parameters)} parameters (numbers: {numbers}){optimizer}, "
             f"{len(self.model.graph.node)} nodes>"
         )
 

@@ -1,7 +1,7 @@
 """What the options say of images: folders of them, scaling, random changes."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ from onnx_backprop.command.options import read_rows
 from onnx_backprop.command.parser import argument
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import load
+from onnx_backprop.training.data.augmentation import augment
 from onnx_backprop.training.data.datasets import fetched, is_remote
-from onnx_backprop.training.data.images import Scale, augment, image_folder
+from onnx_backprop.training.data.images import Scale, image_folder
 
 OF_IMAGES = [
     argument("--layout", choices=("arrays", "classes"), default="arrays", help="classes: DATA/CLASS/image.png, …"),
@@ -25,8 +26,15 @@ OF_IMAGES = [
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
-def rows_of(arguments: argparse.Namespace, name: str) -> Mapping[str, Any] | None:
-    """The arrays of --data or --evaluation, or the images of a folder."""
+def data_and_evaluation(arguments: argparse.Namespace) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """The arrays of --data and of --evaluation, or images of folders, whose classes are those of --data."""
+    data = _rows_of(arguments, "data")
+    return data, _rows_of(arguments, "evaluation", getattr(data, "classes", None))
+
+
+def _rows_of(
+    arguments: argparse.Namespace, name: str, classes: Sequence[str] | None = None
+) -> Mapping[str, Any] | None:
     path, option = getattr(arguments, name), f"--{name}"
     if path is None or arguments.layout == "arrays":
         return read_rows(path, option)
@@ -35,7 +43,7 @@ def rows_of(arguments: argparse.Namespace, name: str) -> Mapping[str, Any] | Non
     folder = fetched(path, option) if is_remote(path) else Path(path)
     try:
         size = _size(arguments.size, shape[1:3] if last else shape[2:])
-        return image_folder(folder, size, image=image, channels_last=last)
+        return image_folder(folder, size, image=image, channels_last=last, classes=classes)
     except InvalidArgumentError as e:
         raise InvalidArgumentError(f"{option}: {e}") from e
 

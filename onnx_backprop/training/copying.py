@@ -19,6 +19,7 @@ _KEPT = ("losses", "read", "schedule", "kept")
 def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
     """What pickle and copy keep of a trainer: it goes on bit for bit, in another process too.
 
+    The graph of one that was made from a path begins with the values of now, since the trainer has no others.
     Errors: InvalidArgumentError for one of several ranks, or with session options of one's own, which no file can hold;
     FloatingPointError for a state that has diverged.
     """
@@ -35,7 +36,8 @@ def reduced(trainer: Trainer) -> tuple[Callable[..., Trainer], tuple[Any, ...]]:
         trainer.save(path)
         trainer.kept = kept["kept"]
         state = path.read_bytes()
-    return _rebuilt, (type(trainer), trainer.graph, dict(trainer.arguments), state, kept)
+    graph = trainer.graph.with_values(trainer.state())
+    return _rebuilt, (type(trainer), graph, dict(trainer.arguments), state, kept)
 
 
 def _rebuilt(

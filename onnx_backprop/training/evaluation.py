@@ -20,7 +20,7 @@ from onnx_backprop.opset.graphs.edit import without_tensors
 from onnx_backprop.providers.placed import Placed
 from onnx_backprop.training.data.batches import of_data
 from onnx_backprop.training.divergence import BadBatchError
-from onnx_backprop.training.inputs import Inputs, refusals, rows
+from onnx_backprop.training.inputs import Inputs, refusals, rows, size
 from onnx_backprop.training.measures import Measures, Names, check_ranks, counts_tokens
 from onnx_backprop.training.reports.history import Measured, TokenLoss
 
@@ -151,9 +151,13 @@ class Evaluator:
         return TokenLoss(total / seen, seen, values) if self._tokens else Measured(total / seen, values)
 
     def _weight(self, feeds: Feeds) -> float:
-        """What a batch counts in a mean over several: its rows, or its labels where these count unequally."""
+        """What a batch counts in a mean over several: the numbers of its target, or its labels that count.
+
+        Without a single target its rows: the length of axis 0, which may be that of time.
+        """
         if self._counts is None:
-            return rows(feeds[self._graph.inputs[0]])
+            targets = self._graph.options.loss_inputs
+            return size(feeds[targets[0]]) if len(targets) == 1 else rows(feeds[self._graph.inputs[0]])
         return self._counts.of(Shard(self._inputs.checked(feeds)))
 
     def _measured(

@@ -60,7 +60,8 @@ def fit(
         loader: yields the batches of an epoch each time it is iterated over; its `set_epoch(n)` is called if it has
             one. If a training is resumed within an epoch, the batches that were seen are skipped.
         epochs: how many in all.
-        schedule: the learning rate of every update. Default: that of the checkpoint, else a constant rate.
+        schedule: the learning rate of every update. Default: that of the checkpoint or of the last call, else a
+            constant rate; a rate that is set on the trainer ends it.
         callbacks: called as callback(trainer, record) after every step and before its checkpoint; one that returns
             True ends the training, on all ranks. Every rank has the same number. `ob.callbacks` has ready ones, whose
             states are in the checkpoint.
@@ -203,8 +204,9 @@ def _steps(
             raise InvalidArgumentError(f"the loader is empty in epoch {epoch}; expected at least one batch")
         while batch is not None:
             start = time.perf_counter()
-            if trainer.schedule is not None:
-                trainer.learning_rate = trainer.schedule(trainer.updates)
+            if (following := trainer.schedule) is not None:
+                trainer.learning_rate = following(trainer.updates)
+                trainer.schedule = following
             rate = trainer.learning_rate
             try:
                 trainer.step(trainer.named(batch))

@@ -1,5 +1,6 @@
 """What a step is fed, checked before anything runs: names, element types, shapes, classes."""
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -247,6 +248,11 @@ class Inputs:
 def rows(value: Any) -> int:
     """The length of axis 0 of an array; 1 for a number."""
     return (*_shape(value), 1)[0]
+
+
+def size(value: Any) -> int:
+    """The number of elements of an array; 1 for a number."""
+    return math.prod(_shape(value))
 
 
 @contextmanager

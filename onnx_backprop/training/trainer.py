@@ -163,10 +163,10 @@ class Trainer:
             self.graph = self.graph.without_values()  # which nobody else holds
         self.inputs = Inputs(self.graph)
         self._no_rate = declared_rate(self.graph)
+        self.schedule: Schedule | None = None
         self.learning_rate = learning_rate
         self.epoch = 0
         self.batch = 0
-        self.schedule: Schedule | None = None
         threads = self.communicator.threads
         if target is not None:
             options = be_lean(session_options or options_for(target))
@@ -258,11 +258,18 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step, a finite number of 0 or more; setting another is an InvalidArgumentError."""
+        """The rate of the next step, a finite number of 0 or more; setting another is an InvalidArgumentError.
+
+        One that is set stays: it takes the place of the schedule.
+        """
         return self._learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
+        self._set_rate(value)
+        self.schedule = None
+
+    def _set_rate(self, value: float) -> None:
         rate = np.full_like(self._no_rate, checked_rate(value, self._no_rate.dtype))
         self._rate = OrtValue.ortvalue_from_numpy(rate)
         self._learning_rate = float(value)
@@ -447,12 +454,13 @@ class Trainer:
         metrics: Metrics | None = None,
         **more: Any,
     ) -> Measured:
-        """The loss in inference mode: of one batch, or of all batches of a loader, weighted by their rows.
+        """The loss in inference mode: of one batch, or of a loader's, weighted by the sizes of their targets.
 
-        If labels are ignored or classes have weights, batches are weighted by what their labels count. The result is a
-        float whose `metrics` are numbers, and arrays of them, by name. Batches of `NextToken` are weighted by the
-        tokens that count, and have the metric `perplexity`. A batch is given as `step` takes it, except that a single
-        tuple or list is a loader. ema: of the running means of the weights. metrics: as `fit` takes them. Errors: as
+        Without a single target the length of axis 0 of the first input weighs them. If labels are ignored or classes
+        have weights, it is what the labels of a batch count. The result is a float whose `metrics` are numbers, and
+        arrays of them, by name. Batches of `NextToken` are weighted by the tokens that count, and have the metric
+        `perplexity`. A batch is given as `step` takes it, except that a single tuple or list is a loader. ema: of the
+        running means of the weights. metrics: as `fit` takes them. Errors: as
         `step`; FloatingPointError for a batch whose data make the loss not finite.
         """
         weights, asked = self._weights(ema=ema), chosen_metrics(metrics)
@@ -520,7 +528,7 @@ class Trainer:
         check_tensors(path, tensors, declared)
         if progress.learning_rate is not None:
             try:
-                self.learning_rate = progress.learning_rate  # first, since it may be refused
+                self._set_rate(progress.learning_rate)  # first, since it may be refused
             except InvalidArgumentError as e:
                 raise CheckpointError(f"{path}: {e}") from e
         self.callback_states.take(path, about, read, self.communicator)

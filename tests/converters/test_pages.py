@@ -167,7 +167,7 @@ def test_notebooks_show_what_was_found() -> None:
     for shown, short, words in (
         (
             graph,
-            r"<TrainingGraph 'classifier': \(x, labels\) -> loss, 5 parameters of 147 trained, 32 statistic \(82\.1% trained\), "
+            r"<TrainingGraph 'classifier': \(x, labels\) -> loss, 5 parameters \(numbers: 147 trained, 32 statistic \(82\.1% trained\)\), "
             r"AdamW, \d+ nodes>",
             ("w1", "trained"),
         ),

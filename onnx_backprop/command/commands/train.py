@@ -15,7 +15,7 @@ import numpy as np
 
 from onnx_backprop import __version__
 from onnx_backprop.command.files import best_beside, checkpoint_beside
-from onnx_backprop.command.images import OF_IMAGES, of_images, rows_of, scale_of
+from onnx_backprop.command.images import OF_IMAGES, data_and_evaluation, of_images, scale_of
 from onnx_backprop.command.options import ROWS, by_name, compilation_shown, say, shared, training_options
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.supervise import supervise
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, communicator: Communicator) -> int:
     from onnx_backprop import Trainer  # not before: the other commands need no runtime
 
-    data, evaluation = (rows_of(arguments, name) for name in ("data", "evaluation"))
+    data, evaluation = data_and_evaluation(arguments)
     assert data is not None
     note(f"making a training graph of {arguments.model}")
     graph = training_graph(

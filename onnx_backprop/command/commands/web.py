@@ -9,7 +9,7 @@ import numpy as np
 
 from onnx_backprop.command.commands.train import loaders_of, step_options
 from onnx_backprop.command.files import check_folder
-from onnx_backprop.command.images import OF_IMAGES, rows_of
+from onnx_backprop.command.images import OF_IMAGES, data_and_evaluation
 from onnx_backprop.command.options import say, shared
 from onnx_backprop.command.parser import Command, argument, flag
 from onnx_backprop.command.training import OF_LOSSES
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = Path(arguments.site)
     _check(arguments, folder)
-    data, evaluation = (rows_of(arguments, name) for name in ("data", "evaluation"))
+    data, evaluation = data_and_evaluation(arguments)
     assert data is not None
     options = step_options(arguments, data)
     model: Any = arguments.model

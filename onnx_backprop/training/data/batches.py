@@ -13,8 +13,9 @@ from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.hints import explaining
+from onnx_backprop.training.data.augmentation import Transform
 from onnx_backprop.training.data.datasets import columns_of
-from onnx_backprop.training.data.images import Scale, Transform, check_scale, scaled
+from onnx_backprop.training.data.images import Scale, check_scale, scaled
 from onnx_backprop.training.data.order import BlockOrder, row_order, streams
 from onnx_backprop.training.data.rows import StoredRows
 from onnx_backprop.training.divergence import BadBatchError

@@ -1,8 +1,7 @@
-"""Images in folders, one for each class, and what is done to images of a batch: scaling, and small random changes."""
+"""Images in folders, one for each class, and their scaling."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,8 +13,6 @@ from onnx_backprop.training.data.rows import StoredRows
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 Scale = float | str
-Row = dict[str, np.ndarray]
-Transform = Callable[[Row, np.random.Generator], Mapping[str, np.ndarray]]
 # Of the red, green and blue of ImageNet's images as numbers from 0 to 1, as torchvision's documentation has them.
 MEANS, DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -45,36 +42,45 @@ def image_folder(
     image: str = "x",
     labels: str = "labels",
     channels_last: bool = False,
+    classes: Sequence[str] | None = None,
 ) -> "ImageFolder":
     """Images FOLDER/CLASS/… as arrays for `Batches`: bytes (N, 3, height, width), and the number of each image's class.
 
         data = ob.image_folder("flowers", (224, 224), image="input")
         batches = ob.Batches(data, 32, scale="imagenet", transform=ob.augment("flip", "crop"))
 
-    Classes are the folders sorted by name, `data.classes`. Images are read and resized when a batch needs them. Needs
-    Pillow.
+        held_out = ob.image_folder("more_flowers", (224, 224), image="input", classes=data.classes)
 
-    Errors: InvalidArgumentError for a folder without classes, a class without images, a file that is no image.
+    Classes are the folders sorted by name, `data.classes`; `classes` gives those of other images, whose numbers they
+    get, and of which some may be missing. Images are read and resized when a batch needs them. Needs Pillow.
+
+    Errors: InvalidArgumentError for a folder without classes, or with one that `classes` lacks, a class without images,
+    a file that is no image.
     """
     root = Path(folder)
     if not root.is_dir():
         raise InvalidArgumentError(f"there is no folder {root}")
     if len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
         raise InvalidArgumentError(f"size: expected (height, width), got {size!r}")
-    classes = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not classes:
+    names = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not names:
         raise InvalidArgumentError(f"{root} holds no folders. Expected one for each class, with its images")
+    known = names if classes is None else list(classes)
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidArgumentError(
+            f"{root / unknown[0]} is none of the classes, {', '.join(map(repr, known[:8]))}{', …' * (len(known) > 8)}"
+        )
     paths: list[Path] = []
     numbers: list[int] = []
-    for number, name in enumerate(classes):
+    for name in names:
         files = sorted(path for path in (root / name).rglob("*") if path.suffix.lower() in SUFFIXES)
         if not files:
             raise InvalidArgumentError(f"{root / name} holds no images ({', '.join(SUFFIXES)})")
         paths += files
-        numbers += [number] * len(files)
+        numbers += [known.index(name)] * len(files)
     _pillow()
     return ImageFolder(
-        {image: ImageRows(paths, size, channels_last=channels_last), labels: np.array(numbers, np.int64)}, classes
+        {image: ImageRows(paths, size, channels_last=channels_last), labels: np.array(numbers, np.int64)}, known
     )
 
 
@@ -141,68 +147,3 @@ def check_scale(scale: Any, arrays: Mapping[str, Any]) -> dict[str, Scale]:
         elif isinstance(value, bool | str) or not isinstance(value, int | float) or not np.isfinite(value):
             raise InvalidArgumentError(f"scale: {name!r}: expected a number or 'imagenet', got {value!r}")
     return dict(scale)
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Random changes of one row, alike for its images (3 or 1 channels, first or last) and masks (height, width).
-
-    flip: left and right, half of the time. crop: shifted by up to an eighth of either side, filled by reflection.
-    jitter: contrast and brightness by up to a fifth, of images only.
-    """
-
-    flip: bool = False
-    crop: bool = False
-    jitter: bool = False
-
-    def __call__(self, row: Row, rng: np.random.Generator) -> Row:
-        """The row, changed; numbers and short vectors in it stay."""
-        flips, shifts = rng.random() < 0.5, rng.uniform(-1 / 8, 1 / 8, 2)
-        contrast, brightness = rng.uniform(0.8, 1.2), rng.uniform(-0.2, 0.2)
-        result = dict(row)
-        for name, array in row.items():
-            axes = _sides(array)
-            if axes is None:
-                continue
-            if self.flip and flips:
-                array = np.flip(array, axes[1])
-            if self.crop:
-                array = _shifted(array, axes, shifts)
-            if self.jitter and array.ndim == 3:
-                array = _jittered(array, contrast, brightness)
-            result[name] = np.ascontiguousarray(array)
-        return result
-
-
-def augment(*names: str) -> Augmentation:
-    """Random changes of images for `Batches(transform=…)`, of "flip", "crop", "jitter"; see `Augmentation`."""
-    known = ("flip", "crop", "jitter")
-    for name in names:
-        if name not in known:
-            raise InvalidArgumentError(f"augment: expected some of {', '.join(map(repr, known))}, got {name!r}")
-    return Augmentation(**dict.fromkeys(names, True))
-
-
-def _sides(array: np.ndarray) -> tuple[int, int] | None:
-    """The axes of the height and the width of an image or a mask; None for something else."""
-    if array.ndim == 2 and min(array.shape) > 1:
-        return 0, 1
-    if array.ndim == 3 and array.shape[0] in (1, 3):
-        return 1, 2
-    return (0, 1) if array.ndim == 3 and array.shape[2] in (1, 3) else None
-
-
-def _shifted(array: np.ndarray, axes: tuple[int, int], shares: np.ndarray) -> np.ndarray:
-    for axis, share in zip(axes, shares, strict=True):
-        length = array.shape[axis]
-        places = np.abs(np.arange(length) + round(share * length))  # reflected at the start
-        array = np.take(array, np.where(places < length, places, 2 * (length - 1) - places), axis)
-    return array
-
-
-def _jittered(array: np.ndarray, contrast: float, brightness: float) -> np.ndarray:
-    """contrast · (a - mean) + mean + brightness · range, within the range of a byte, or unbounded."""
-    numbers, whole = array.astype(np.float32), array.dtype == np.uint8
-    mean = numbers.mean()
-    changed = contrast * (numbers - mean) + mean + brightness * (255 if whole else np.ptp(numbers))
-    return changed.clip(0, 255).round().astype(np.uint8) if whole else changed.astype(array.dtype)

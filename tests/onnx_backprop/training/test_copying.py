@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,19 @@ def test_a_trainer_goes_on(how: Any) -> None:
     for name, value in trainer.state().items():  # nothing is shared
         np.testing.assert_array_equal(value, before[name], strict=True)
     assert losses == [trainer.step(arrays) for _ in range(3)]
+    for name, value in trainer.state().items():
+        np.testing.assert_array_equal(value, other.state()[name], strict=True)
+
+
+@pytest.mark.parametrize("how", [pickled, copy.deepcopy])
+def test_a_trainer_of_a_file_goes_on(how: Any, tmp_path: Path) -> None:
+    """It keeps no first values, and large ones of what is not trained lie in the file."""
+    training().save(tmp_path / "training.onnx")
+    trainer = ob.Trainer(tmp_path / "training.onnx", seed=3)
+    trainer.step(data(8))
+    other = how(trainer)
+    (tmp_path / "training.onnx").unlink()
+    assert [other.step(data(8)) for _ in range(2)] == [trainer.step(data(8)) for _ in range(2)]
     for name, value in trainer.state().items():
         np.testing.assert_array_equal(value, other.state()[name], strict=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,16 @@ def test_folders_are_classes(folder: Path) -> None:
     last = ob.image_folder(folder, (4, 5), channels_last=True)
     assert last["x"][[0, 5]].shape == (2, 4, 5, 3)
     np.testing.assert_array_equal(last["x"][:].transpose(0, 3, 1, 2), data["image"][:])
+
+
+def test_other_images_have_the_numbers_of_the_classes_that_are_known(folder: Path) -> None:
+    for path in (folder / "blue").iterdir():
+        path.unlink()
+    (folder / "blue").rmdir()
+    data = ob.image_folder(folder, (4, 4), classes=["blue", "red", "green"])
+    assert (data["labels"].tolist(), data.classes) == ([1, 1, 1], ["blue", "red", "green"])
+    with pytest.raises(ob.InvalidArgumentError, match="red is none of the classes, 'blue', 'green'"):
+        ob.image_folder(folder, (4, 4), classes=["blue", "green"])
 
 
 def test_images_of_every_format(tmp_path: Path) -> None:
@@ -135,6 +146,58 @@ def test_images_and_masks_move_together() -> None:
         ob.augment("turn")
 
 
+def rows_of(arrays: dict[str, np.ndarray], **options: Any) -> dict[str, np.ndarray]:
+    names = options.pop("names", ("flip", "crop"))
+    (batch,) = ob.Batches(arrays, 40, shuffle=False, transform=ob.augment(*names, **options))
+    return batch
+
+
+def test_any_number_of_channels_moves_with_a_mask() -> None:
+    masks = RNG.random((40, 16, 24)) < 0.3
+    for channels in (2, 3, 4, 7):
+        x = np.repeat(masks[:, None], channels, 1).astype(np.float32)
+        for arrays in ({"x": x, "mask": masks}, {"x": x.transpose(0, 2, 3, 1), "mask": masks}):
+            batch = rows_of(arrays)
+            images = batch["x"] if batch["x"].shape[1] == channels else batch["x"].transpose(0, 3, 1, 2)
+            for channel in range(channels):
+                np.testing.assert_array_equal(images[:, channel], batch["mask"])
+
+
+def test_images_of_several_sizes_show_the_same() -> None:
+    """A crop moves an image and its enlargement by the same share."""
+    small = RNG.random((40, 3, 16, 24)).astype(np.float32)
+    large = small.repeat(2, 2).repeat(2, 3)
+    batch = rows_of({"x": small, "target": large})
+    np.testing.assert_array_equal(batch["x"].repeat(2, 2).repeat(2, 3), batch["target"])
+    assert not np.array_equal(batch["x"], small)
+    with pytest.raises(ob.InvalidArgumentError, match="crop: the sides are no multiples of each other: 'x' 16x24"):
+        rows_of({"x": small, "target": small[..., :-1]})
+
+
+def test_what_the_shapes_do_not_say_is_asked() -> None:
+    x, boxes = RNG.random((40, 3, 16, 16)).astype(np.float32), RNG.random((40, 5, 4)).astype(np.float32)
+    masks = (x[:, :1] > 0.5).astype(np.float32)
+    cases: list[tuple[dict[str, np.ndarray], tuple[str, ...], str]] = [
+        ({"x": x, "boxes": boxes}, ("flip",), r"'boxes', of the shape \(5, 4\), is no image or mask of 16x16"),
+        ({"x": x, "mask": masks}, ("jitter",), "jitter: 'x', 'mask' have the shapes of images"),
+        ({"x": boxes, "y": boxes[..., :3]}, ("flip",), "which are the images, and which the masks, of 'x'"),
+        ({"x": x[:, 0, 0]}, ("flip",), "which are the images, and which the masks, of 'x'"),
+    ]
+    for arrays, names, sentence in cases:
+        with pytest.raises(ob.InvalidArgumentError, match=sentence):
+            rows_of(arrays, names=names)
+    kept = rows_of({"x": x, "boxes": boxes}, images=["x"])
+    np.testing.assert_array_equal(kept["boxes"], boxes)
+    assert not np.array_equal(kept["x"], x)
+    named = rows_of({"x": x, "mask": masks}, names=("jitter",), images=["x"], masks=["mask"])
+    np.testing.assert_array_equal(named["mask"], masks)
+    assert not np.array_equal(named["x"], x)
+    with pytest.raises(ob.InvalidArgumentError, match="augment: there is no 'z'. There are 'x'"):
+        rows_of({"x": x}, images=["z"])
+    with pytest.raises(ob.InvalidArgumentError, match="images: expected a list of names, got 'x'"):
+        ob.augment("flip", images="x")
+
+
 def test_a_custom_transform() -> None:
     x = np.arange(12, dtype=np.float32).reshape(6, 2)
 
@@ -181,9 +244,12 @@ def test_a_folder_on_the_command_line(folder: Path, tmp_path: Path, capsys: pyte
     options = ["--data", str(folder), "--layout", "classes", "--scale", "1/255", "--augment", "flip,crop"]
     more = ["--loss", "softmax_cross_entropy", "--epochs", "40", "--learning-rate", "0.1", "--batch-size", "3"]
     where = ["train", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "out.onnx")]
-    assert main([*where, *options, *more, "--evaluation", str(folder)]) == 0
+    held_out = tmp_path / "held out"  # has the second class alone
+    shutil.copytree(folder / "red", held_out / "red")
+    assert main([*where, *options, *more, "--evaluation", str(held_out), "--metrics", "accuracy"]) == 0
     said = capsys.readouterr().out
     assert "image uint8 6×3×4×4" in said
+    assert "-> 1\n" in said[said.index("accuracy:") :]
     trained = ob.session(tmp_path / "out.onnx")
     pixels = ob.image_folder(folder, (4, 4))["x"][:].astype(np.float32) / 255
     assert np.asarray(trained.run(None, {"image": pixels})[0]).argmax(1).tolist() == [0, 0, 0, 1, 1, 1]

@@ -10,6 +10,7 @@ import pytest
 import onnx_backprop as ob
 from onnx_backprop.training.schedules import SCHEDULES, Cosine, OneCycle, Step, Warmup, described, restored
 from tests.support import training_cases
+from tests.support.training_models import data, training
 
 
 def test_every_schedule_has_a_case() -> None:
@@ -51,3 +52,11 @@ def test_rates_behind_the_end_stay() -> None:
 def test_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ob.InvalidArgumentError, match=message):
         make()
+
+
+def test_a_rate_that_is_set_ends_the_schedule() -> None:
+    trainer = ob.Trainer(training())
+    trainer.fit([data(8)], 3, schedule=lambda _: 0.1, progress=False)
+    assert [r.learning_rate for r in trainer.fit([data(8)], 4, progress=False)] == [0.1]  # it goes on
+    trainer.learning_rate = 0.05
+    assert [r.learning_rate for r in trainer.fit([data(8)], 6, progress=False)] == [0.05, 0.05]

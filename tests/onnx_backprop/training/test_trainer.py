@@ -183,6 +183,18 @@ def test_training_learns() -> None:
     assert np.mean(predicted == data()["labels"]) > 0.85
 
 
+def test_evaluation_of_batches_with_time_first_is_that_of_all_numbers() -> None:
+    model = parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 18]>
+        g (float[T, N, 2] x) => (float[T, N, 1] y) { y = MatMul (x, w) }""")
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((2, 1), np.float32), "w"))
+    trainer = ob.Trainer(ob.training_graph(model, loss="mse", optimizer="sgd"))
+    x, target = np.zeros((5, 10, 2), np.float32), np.ones((5, 10, 1), np.float32)
+    target[:, 9:] = 3
+    batches = [{"x": x[:, rows], "target": target[:, rows]} for rows in (slice(0, 9), slice(9, 10))]
+    assert trainer.evaluate(batches) == pytest.approx(float((target**2).mean()), rel=1e-6)
+
+
 def test_evaluation_of_a_loader_is_that_of_all_rows() -> None:
     trainer = ob.Trainer(training())
     assert trainer.evaluate(batches()) == pytest.approx(trainer.evaluate(data()), rel=1e-5)
