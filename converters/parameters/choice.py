@@ -100,10 +100,11 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value], loss: ir.Value | None 
     `floats` has no other and the file says nothing of them; not where the weights are stored as integers.
     """
     factors = set[ir.Value]()
-    if loss is not None and TIES not in graph.metadata_props:  # torch calls parameters what needs no gradient too
+    stated = TIES in graph.metadata_props  # or torch calls parameters what needs no gradient too
+    if loss is not None and not stated:
         factors.update(value for value in floats if structure.is_factor(value, loss, floats))
     context = _Context(
-        set(structure.normalising(graph)), structure.angle_tables(floats), _frozen_norms(floats), factors
+        set(structure.normalising(graph)), structure.angle_tables(floats), _frozen_norms(floats), factors, stated
     )
     verdicts = {value: _judged(value, origin_of(value), context) for value in floats}
     left_out = {value: verdict.left_out for value, verdict in verdicts.items() if verdict.left_out}
@@ -117,12 +118,16 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value], loss: ir.Value | None 
 
 @dataclass(frozen=True)
 class _Context:
-    """What an input is normalised by, sines and cosines, the modules of `_frozen_norms`, factors of the loss."""
+    """What an input is normalised by, sines and cosines, the modules of `_frozen_norms`, factors of the loss.
+
+    stated: whether the file says which parameters require a gradient.
+    """
 
     normalising: set[ir.Value]
     angles: set[ir.Value]
     frozen_norms: set[str]
     factors: set[ir.Value]
+    stated: bool
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
         table = (
             values.ANGLES if value in context.angles else structure.FREQUENCY if structure.makes_angles(value) else ""
         )
-        if table and len(origin.parts) < 2:
+        if table and not context.stated and len(origin.parts) < 2:
             return _Verdict(doubt=f"its numbers are those of a {table}, which the module may not train")
         return _Verdict(doubt=f"the exporter has computed it from {parts}" if parts else "")
     if origin.kind in _KINDS:

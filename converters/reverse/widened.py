@@ -41,7 +41,8 @@ class Widened:
         inputs = [None if x is None else self._stand_in(x) if x.dtype in HALF else self.of(x) for x in node.inputs]
         attributes = [_wide_target(attribute) for attribute in node.attributes.values()]
         outputs = [self._stand_in(y) for y in node.outputs]
-        return ir.Node(node.domain, node.op_type, inputs, attributes, outputs=outputs, name=node.name)
+        more = {"outputs": outputs, "name": node.name, "metadata_props": dict(node.metadata_props)}
+        return ir.Node(node.domain, node.op_type, inputs, attributes, **more)
 
     def _stand_in(self, value: ir.Value) -> ir.Value:
         if value not in self._stand_ins:

@@ -73,12 +73,28 @@ def mean(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     return [op.Div(dy, len(node.inputs))] * len(node.inputs)
 
 
+_CLAMPS = (
+    "clamp.default",
+    "clamp.Tensor",
+    "clamp_max.default",
+    "clamp_max.Tensor",
+    "clamp_min.default",
+    "clamp_min.Tensor",
+)
+
+
 @gradient("Max", versions=(13,), broadcasts=True)
 @gradient("Min", versions=(13,), broadcasts=True)
 def extreme(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = max_i (min_i) x_i  =>  dx_i = dy / (number of inputs that equal Y) where x_i = Y: ties share equally."""
+    """Y = max_i (min_i) x_i  =>  dx_i = dy / (number of inputs that equal Y) where x_i = Y: ties share equally.
+
+    Edge: torch's clamp(x, limit) has the whole gradient by x there.
+    """
     if len(node.inputs) == 1:
         return dy
+    if len(node.inputs) == 2 and node.is_torch(*_CLAMPS):
+        passes = op.Equal(node.input(0), node.output())
+        return op.Where(passes, dy, 0), op.Where(passes, 0, dy)
     hits = [op.Equal(x, node.output()) for x in node.every_input()]
     one, zero = op.scalar(1, dy), op.scalar(0, dy)
     share = op.Div(dy, op.Sum(*(op.Where(hit, one, zero) for hit in hits)))
@@ -90,12 +106,13 @@ def clip(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = min(max(x, lo), hi)  =>  dx = dy where lo <= x <= hi; dlo = Σ dy where Y is lo, dhi = Σ dy where Y is hi.
 
     Edge: at x = lo and x = hi the gradient is x's; with the limits 0 and 6, which exporters write ReLU6 as, it is 0
-    there, as that of Relu at 0. Where lo > hi, Y is hi everywhere.
+    there, as that of Relu at 0, and so it is of torch's hardtanh. Where lo > hi, Y is hi everywhere.
     """
     x, y, low, high = node.input(0), node.output(), node.optional(1), node.optional(2)
     dx, dlow, dhigh = dy, None, None
     limits = [value.item() for n in (1, 2) if (value := node.constant(n)) is not None and value.size == 1]
-    if limits == [0, 6] and not node.wants(1) and not node.wants(2):
+    is_open = limits == [0, 6] or (node.is_torch("hardtanh.default") and node.has(1) and node.has(2))
+    if is_open and not node.wants(1) and not node.wants(2):
         return op.Where(op.And(op.Greater(x, low or 0), op.Less(x, high or 6)), dy, 0), None, None
     if low is not None:
         below = op.Less(x, low)

@@ -28,11 +28,22 @@ def reduce_mean(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 @gradient("ReduceMax", versions=(18, 20))
 @gradient("ReduceMin", versions=(18, 20))
 def reduce_extreme(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = max (min) x over axes  =>  dx = dy / (number of x that equal Y) where x = Y, else 0: ties share equally."""
+    """Y = max (min) x over axes  =>  dx = dy / (number of x that equal Y) where x = Y, else 0: ties share equally.
+
+    Edge: torch's max(dim) gives all to the first of them.
+    """
+    if node.is_torch("max.dim", "min.dim") and (axis := node.axis_in_torch) is not None:
+        return _to_first(op, node, dy, axis)
     x, noop = node.input(0), node.int("noop_with_empty_axes", 0) or None
     hit = op.Equal(x, _restore(op, node, node.output()))
     count = op.ReduceSum(op.Cast(hit, to=work_type(x)), *_axes(node), keepdims=1, noop_with_empty_axes=noop)
     return op.Where(hit, narrow(op, op.Div(widen(op, _restore(op, node, dy), x), count), x), 0)
+
+
+def _to_first(op: Builder, node: Forward, dy: ir.Value, axis: int) -> ir.Value:
+    x = widen(op, node.input(0), node.input(0))  # onnxruntime searches no half types
+    first = op.ArgMax(x, axis=axis) if node.op_type == "ReduceMax" else op.ArgMin(x, axis=axis)
+    return op.ScatterElements(op.zeros(op.shape(x), dy), first, _restore(op, node, dy), axis=axis)
 
 
 @gradient("ReduceSumSquare", versions=(18,))

@@ -172,7 +172,7 @@ def _variables(draft: Draft, *, untie: bool) -> Variables:
     named = [value for value, what in choice.left_out.items() if what in BUFFERS or origin_of(value).kind == NAMED]
     buffers = [*(value for value in rest if value in named), *unread]
     names = {str(value.name) for value in parameters}
-    together = {name: readers for name, readers in shared(graph.initializers.values()).items() if name in names}
+    together = {name: readers for name, readers in shared(graph).items() if name in names}
     if together:
         warn(describe_shared(together))
     groups = [tuple(str(value.name) for value in group) for group in (parameters, statistics, buffers)]

@@ -149,7 +149,7 @@ class TrainingDraft(Draft):
     def add_loss(self, loss: Loss | LossSum | LossFunction | None, prediction: str | None) -> None:
         """Emit the loss, which becomes the first output, with its targets as inputs."""
         self._of_model = used_names(self.graph)
-        self._shared = shared(self.graph.initializers.values())  # blocks of rows read what the head does once more
+        self._shared = shared(self.graph)  # blocks of rows read what the head does once more
         self.model, self.loss, added = add_loss(self.model, loss, prediction)
         self.targets, self.labels, self.blocks = [str(v.name) for v in added.inputs], added.labels, added.blocks
         self.compared = added.compared

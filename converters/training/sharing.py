@@ -1,12 +1,13 @@
 """Tensors that several places share by an exporter's thrift, and weights that belong together and were copied."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.exporters.origins import inherit, module_of
+from onnx_backprop.converters.prepare.exporters.torch_metadata import TIES
 from onnx_backprop.converters.prepare.load import pick
 from onnx_backprop.converters.reverse.forward import label
 from onnx_backprop.converters.reverse.known import is_float
@@ -56,8 +57,11 @@ def untie(graph: ir.Graph) -> None:
     """Give every place that reads a tensor of equal numbers one of its own.
 
     Where an Identity hands it on, as PyTorch's exporter writes tensors that it found equal, the new one has the name
-    that the Identity gave; elsewhere that of the module that reads it, or else a number behind its own.
+    that the Identity gave; elsewhere that of the module that reads it, or else a number behind its own. A file that
+    says that nothing was merged stays as it is.
     """
+    if TIES in graph.metadata_props:
+        return
     names = used_names(graph)
     for value in list(graph.initializers.values()):
         if not _is_merged(value):
@@ -76,8 +80,9 @@ def untie(graph: ir.Graph) -> None:
             del graph.initializers[str(value.name)]
 
 
-def shared(values: Collection[ir.Value]) -> dict[str, list[str]]:
+def shared(graph: ir.Graph) -> dict[str, list[str]]:
     """The tensors that an exporter seems to have merged for being equal, and the nodes that read each."""
+    values = () if TIES in graph.metadata_props else graph.initializers.values()
     merged = {str(value.name): [label(node) for node, _ in _places(value)] for value in values if _is_merged(value)}
     return {name: list(dict.fromkeys(readers)) for name, readers in merged.items()}
 

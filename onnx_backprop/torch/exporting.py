@@ -25,7 +25,7 @@ from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.opset.graphs.walk import is_standard
 from onnx_backprop.ort_ops import session
 from onnx_backprop.torch.lowering import Recorder, lower, translations
-from onnx_backprop.torch.modules import torch
+from onnx_backprop.torch.modules import COUNT, torch
 from onnx_backprop.torch.rewriting import (
     array,
     drop_unread,
@@ -69,8 +69,8 @@ def export(
     - BatchNormalization and Dropout stay nodes in either mode, each in the mode of its module, those of attention and
       between layers of recurrent nets too: a BatchNorm in eval() inside a module in train() stays in inference mode.
       What a module itself leaves out in eval(), as `p if self.training else 0.0`, is not in the file: call train().
-    - `detach()`, `x.data` and `torch.no_grad()` are Identity nodes with metadata "onnx_backprop.stop", which pass no
-      gradient.
+    - `detach()`, `x.data`, `item()` and `torch.no_grad()` are Identity nodes with metadata "onnx_backprop.stop", which
+      pass no gradient.
 
     Args:
         module: on the CPU. It is not changed, nor are its mode, its buffers or torch's random numbers.
@@ -112,15 +112,15 @@ def export(
         )
         raise InvalidArgumentError(f"kwargs: expected a mapping of arguments by name, got {kwargs!r}. {advice}")
     named = dict(kwargs or {})
-    _warn_of_hooks(module)
     with _kept(module), _with_loss(module, loss, len(targets)) as names:
         feeds = named | dict(zip(names, targets, strict=True))
         shapes = _shapes(module, dynamic_shapes, args, named, names, targets)
         expected = _outputs(module, args, feeds) if check else None
-        program, functions = _captured(module, args, feeds, shapes)
+        program, functions, hooks = _captured(module, args, feeds, shapes)
         parameters = list(module.named_parameters(remove_duplicate=False))
         buffers = list(module.named_buffers(remove_duplicate=False))
     _warn_of_functions(functions)
+    _warn_of_hooks(module, of_values=hooks)
     converted = _converted(program, input_names, output_names, opset_version)
     _warn_of_state(converted.exported_program, buffers)
     model = converted.model
@@ -222,16 +222,18 @@ def _outputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> l
         return [x for x in torch.utils._pytree.tree_leaves(module(*args, **kwargs)) if isinstance(x, torch.Tensor)]
 
 
-def _captured(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any) -> tuple[Any, list[str]]:
-    """The ExportedProgram, lowered; and the functions with a backward pass of their own that were called."""
+def _captured(
+    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
+) -> tuple[Any, list[str], bool]:
+    """The ExportedProgram, lowered; the functions called that have a backward pass of their own; hooks on values."""
     with _functions() as functions:
         try:
-            with Recorder(), torch.fx.experimental._config.patch(backed_size_oblivious=True):
+            with Recorder() as recorder, torch.fx.experimental._config.patch(backed_size_oblivious=True):
                 program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
         except Exception as e:
             raise _refused("torch.export.export", e) from e
     lower(program)
-    return program, functions
+    return program, functions, recorder.hooks
 
 
 def _converted(program: Any, inputs: Any, outputs: Any, opset_version: int | None) -> Any:
@@ -345,9 +347,10 @@ def _warn_of_functions(called: Sequence[str]) -> None:
         )
 
 
-def _warn_of_hooks(module: Any) -> None:
+def _warn_of_hooks(module: Any, *, of_values: bool) -> None:
     parts = [name or "the module" for name, part in module.named_modules() if _hooked(part)]
     parts += [name for name, parameter in module.named_parameters() if parameter._backward_hooks]
+    parts += ["values that forward computes (register_hook)"] * of_values
     if parts:
         warnings.warn(
             f"export: {', '.join(parts)}: backward hooks, which no file has. Gradients are those without them",
@@ -362,8 +365,8 @@ def _hooked(part: Any) -> bool:
 
 def _warn_of_state(program: Any, buffers: Sequence[tuple[str, Any]]) -> None:
     """Say which buffers the module changes in a call, running statistics of BatchNorm aside."""
-    floats = {name for name, buffer in buffers if buffer.is_floating_point()}
-    changed = [name for name in program.graph_signature.buffers_to_mutate.values() if name in floats]
+    named = {name for name, _ in buffers if name.rpartition(".")[2] != COUNT}
+    changed = [name for name in program.graph_signature.buffers_to_mutate.values() if name in named]
     if changed:
         warnings.warn(
             f"export: the module changes its buffers {', '.join(map(repr, changed))} in each call. In the file they "

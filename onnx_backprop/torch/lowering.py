@@ -133,6 +133,12 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
     elif name == "detach":
         if _is_float(arguments["self"]):
             _become(node, library.stop.default, (arguments["self"],))
+    elif name in ("item", "_local_scalar_dense"):
+        if _is_float(arguments["self"]):
+            with graph.inserting_before(node):
+                stopped = graph.call_function(library.stop.default, (arguments["self"],))
+            stopped.meta = dict(arguments["self"].meta)
+            node.args = (stopped,)
     elif name == "embedding" and arguments["padding_idx"] >= 0:
         _stop_padding_rows(node, graph, arguments)
     elif name == "embedding" and arguments["scale_grad_by_freq"]:
@@ -323,12 +329,13 @@ def _bag(*args: Any, **kwargs: Any) -> Any:
 class Recorder(torch.overrides.TorchFunctionMode):
     """Writes out attention, with its Dropout, which torch leaves out in inference mode, and `x.data` as `x.detach()`.
 
-    plain: run without Dropout, to compare a module in training mode with its file.
+    plain: run without Dropout, to compare a module in training mode with its file. hooks: whether one is put on the
+    gradient of a value.
     """
 
     def __init__(self, *, plain: bool = False) -> None:
         super().__init__()
-        self.plain = plain
+        self.plain, self.hooks = plain, False
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -343,6 +350,18 @@ class Recorder(torch.overrides.TorchFunctionMode):
             return self._multi_head(*args, **kwargs)
         if name == "embedding_bag":
             return _bag(*args, **kwargs)
+        if name == "embedding" and (kwargs.get("max_norm") is not None or (len(args) > 3 and args[3] is not None)):
+            raise UnsupportedError(
+                "export: an embedding with max_norm, which changes its table in each call: expected None. Scale the "
+                "rows of the table after each step, or where they are read"
+            )
+        if name == "register_hook":
+            self.hooks = True
+        if function in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
+            raise UnsupportedError(
+                f"export: the module calls {name}: expected a forward pass, which is what a file has. Export what is "
+                "differentiated, and take onnx_backprop.backward or vjp of that file"
+            )
         if self.plain and name in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         if self.plain and name in _RECURRENT and isinstance(args[3], bool):

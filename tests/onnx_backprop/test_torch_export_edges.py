@@ -1,0 +1,168 @@
+"""What `ob.torch.export` keeps of a module beside its arithmetic: stops, hooks, limits, what is no forward pass."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnx_backprop as ob
+
+torch: Any = pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+functional: Any = torch.nn.functional
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*numbers of the file are trained"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+def exported(module: Any, *args: Any) -> tuple[Any, str]:
+    """The file, and what is said when it is made and made a training of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        file = ob.torch.export(module, args)
+        ob.training_graph(file, loss="mse")
+    return file, "\n".join(str(w.message) for w in caught if issubclass(w.category, ob.OnnxBackpropWarning))
+
+
+def gradients(file: Any, x: Any, target: Any) -> dict[str, np.ndarray]:
+    graph = ob.training_graph(file, loss="mse")
+    values = ob.session(graph.model).run(
+        list(graph.parameters.values()), {graph.inputs[0]: x.numpy(), "target": target.numpy()}
+    )
+    return dict(zip(graph.parameters, map(np.asarray, values), strict=True))
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, scale: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.a, self.g, self.scale = torch.nn.Linear(4, 3), torch.nn.Parameter(torch.tensor(1.7)), scale
+
+    def forward(self, x: Any) -> Any:
+        y = self.a(x)
+        return y * self.scale(self.g, y)
+
+
+@pytest.mark.parametrize(
+    "scale", [lambda g, _: g.item(), lambda _, y: 1 / (1 + y.abs().max().item())], ids=["of a parameter", "of a value"]
+)
+def test_no_gradient_passes_item(scale: Callable[[Any, Any], Any]) -> None:
+    torch.manual_seed(0)
+    module, x, target = Scaled(scale), torch.randn(6, 4), torch.randn(6, 3)
+    functional.mse_loss(module(x), target).backward()
+    file, _ = exported(module, x)
+    by_name = gradients(file, x, target)
+    assert set(by_name) == {"a.weight", "a.bias"}
+    for name, gradient in by_name.items():
+        np.testing.assert_allclose(gradient, module.get_parameter(name).grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+class Shifted(torch.nn.Module):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.b, self.function = torch.nn.Parameter(torch.zeros(4)), function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x + self.b)
+
+
+LIMITS: dict[str, Callable[[Any], Any]] = {
+    "clamp(min)": lambda y: y.clamp(min=0),
+    "clamp(max)": lambda y: y.clamp(max=1),
+    "clamp": lambda y: y.clamp(-1, 1),
+    "clamp_min": lambda y: torch.clamp_min(y, 0.0),
+    "clamp by tensors": lambda y: torch.clamp(y, torch.tensor(-1.0), torch.tensor(1.0)),
+    "hardtanh": functional.hardtanh,
+    "relu6": functional.relu6,
+    "max(dim)": lambda y: y.max(1, keepdim=True)[0] * torch.ones(4),
+    "max(-1)": lambda y: y.max(-1)[0].unsqueeze(1) * torch.ones(4),
+    "min(dim)": lambda y: (-y).min(1, keepdim=True)[0] * torch.ones(4),
+    "amax": lambda y: y.amax(1, keepdim=True) * torch.ones(4),
+    "maximum": lambda y: torch.maximum(y, torch.ones(4)),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_gradients_at_limits_and_ties_are_those_of_torch(name: str) -> None:
+    module, x, target = Shifted(LIMITS[name]), torch.tensor([[-1.0, 0.0, 1.0, 1.0]]), torch.full((1, 4), 3.0)
+    functional.mse_loss(module(x), target).backward()
+    file, _ = exported(module, x)
+    np.testing.assert_allclose(gradients(file, x, target)["b"], module.b.grad.numpy(), atol=1e-6)
+
+
+class Hooked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.o = torch.nn.Linear(4, 5), torch.nn.Linear(5, 2)
+
+    def forward(self, x: Any) -> Any:
+        h = torch.tanh(self.a(x))
+        if h.requires_grad:
+            h.register_hook(lambda g: g * 0.1)
+        return self.o(h)
+
+
+def test_hooks_on_values_are_warned_of() -> None:
+    assert "values that forward computes (register_hook): backward hooks" in exported(Hooked(), torch.randn(2, 4))[1]
+
+
+class Counting(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)
+        self.register_buffer("n", torch.tensor(0))
+
+    def forward(self, x: Any) -> Any:
+        self.n += 1
+        return self.norm(self.a(x)) * torch.clamp(self.n.float() / 5, max=1.0)
+
+
+def test_integers_that_a_call_changes_are_warned_of() -> None:
+    said = exported(Counting(), torch.randn(6, 4))[1]
+    assert "the module changes its buffers 'n' in each call" in said
+
+
+class Forces(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+
+    def forward(self, x: Any) -> Any:
+        x = x.detach().requires_grad_(True)
+        return -torch.autograd.grad(self.n(x).sum(), x, create_graph=True)[0]
+
+
+def test_what_is_no_forward_pass_is_refused() -> None:
+    with pytest.raises(ob.UnsupportedError, match="the module calls grad: expected a forward pass"):
+        ob.torch.export(Forces(), (torch.randn(2, 4),))
+    table = torch.nn.Embedding(10, 6, max_norm=1.0)
+    before = table.weight.detach().clone()
+    with pytest.raises(ob.UnsupportedError, match="an embedding with max_norm, which changes its table"):
+        ob.torch.export(table, (torch.tensor([1, 2]),))
+    assert torch.equal(before, table.weight)
+
+
+class ReadTwice(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.g, self.o = torch.nn.Parameter(torch.ones(4)), torch.nn.Linear(4, 2)
+        self.frequencies = torch.nn.Parameter(1 / 10000 ** (torch.arange(0, 4, 2) / 4.0))
+
+    def forward(self, x: Any) -> Any:
+        angles = torch.arange(x.shape[1])[:, None] * self.frequencies
+        x = x * angles.cos().repeat(1, 2) + torch.cat([-x[..., 2:], x[..., :2]], -1) * angles.sin().repeat(1, 2)
+        return self.o(x * self.g + torch.tanh(x * self.g))
+
+
+def test_what_the_file_says_of_parameters_is_no_guess() -> None:
+    file, said = exported(ReadTwice(), torch.randn(2, 5, 4))
+    assert "trained as one" not in said
+    assert "does not say for sure" not in said
+    assert set(ob.training_graph(file, loss="mse", untie=True).parameters) == {
+        "frequencies", "g", "o.bias", "o.weight"
+    }  # fmt: skip
