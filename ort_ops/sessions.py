@@ -233,7 +233,7 @@ def _advice(refusal: str) -> str:
     if early:
         return f". {early} was registered after these session options had been: make new ones"
     if "Could not find an implementation" in refusal:
-        return ". The provider has no kernel of it for these types, as a CPU for bfloat16: export the model in float32"
+        return ". onnxruntime has no kernel of it for these types on this device: export the model in float32"
     match = _UNKNOWN.search(refusal)
     if match is None:
         return ""

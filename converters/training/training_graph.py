@@ -162,7 +162,10 @@ def training_graph(
         alone, per_sample = alone | {"wrt_inputs": wrt_inputs}, per_sample or True
     if per_sample is not False and any(alone.values()):
         others = " and ".join(name for name, value in alone.items() if value)
-        raise InvalidArgumentError(f"the gradients of each row do not go with {others}. Leave one out", "per_sample")
+        asked = "per_sample" if privacy is None else "per_sample_clip"
+        raise InvalidArgumentError(f"the gradients of each row do not go with {others}. Leave one out", asked)
+    if lengths and budget is None:
+        raise InvalidArgumentError("goes with memory, which is the only one to read them", "lengths")
     draft = TrainingDraft(
         model,
         updater,

@@ -14,6 +14,7 @@ from onnx_backprop.converters.tables import sparkline
 from onnx_backprop.converters.training.losses import LOSSES, Loss
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
 from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.reading import load
 from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
 
 if TYPE_CHECKING:
@@ -88,12 +89,20 @@ def loss_with(arguments: argparse.Namespace, data: Mapping[str, Any]) -> str | L
             raise InvalidArgumentError(f"goes with {', '.join(takes)}, not with {loss}", name)
     assert loss is not None
     if "weight" in given:
-        given["weight"] = _weights(given["weight"], data, given.get("ignore_index"))
+        given["weight"] = _weights(given["weight"], data, given.get("ignore_index"), _classes(arguments))
     kind: Any = LOSSES[loss]
     return kind(**given)
 
 
-def _weights(text: str, data: Mapping[str, Any], ignored: int | None) -> list[float]:
+def _classes(arguments: argparse.Namespace) -> int:
+    """The number of classes that a model says of its prediction; 0 if it does not."""
+    outputs = load(arguments.model, mapped=True).graph.output
+    chosen = [y for y in outputs if len(outputs) == 1 or y.name == arguments.prediction]
+    dims = chosen[0].type.tensor_type.shape.dim if chosen else ()
+    return dims[1].dim_value if len(dims) > 1 else 0
+
+
+def _weights(text: str, data: Mapping[str, Any], ignored: int | None, classes: int) -> list[float]:
     """A weight for each class, from its number of labels, from the option or from a file."""
     if text != BALANCED:
         try:
@@ -117,7 +126,7 @@ def _weights(text: str, data: Mapping[str, Any], ignored: int | None) -> list[fl
         raise InvalidArgumentError(
             f"{BALANCED}: expected labels from 0 on. Say what is ignored: --ignore-index", "weight"
         )
-    counts = np.bincount(labels.astype(np.int64))
+    counts = np.bincount(labels.astype(np.int64), minlength=classes)
     there = counts > 0
     return np.where(there, len(labels) / (there.sum() * np.maximum(counts, 1)), 1.0).tolist()
 

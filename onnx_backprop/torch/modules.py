@@ -174,6 +174,9 @@ class Module(torch.nn.Module):
         with torch.no_grad():
             for name, new in zip(run.statistics, results[len(outputs) :], strict=True):
                 tensors[name].copy_(new)
+                owner, leaf = self._places[name]
+                if leaf == "running_mean":
+                    getattr(owner, COUNT).add_(1)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _given(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -132,11 +132,13 @@ class Evaluator:
         first, step = (0, 1) if ranks is None else (ranks.communicator.rank, ranks.communicator.size)
         for n, batch in enumerate(shown(batches, what="evaluating", unit="batch")):
             feeds = self._inputs.named(batch)
+            count = self._weight(feeds)
+            if self._counts is not None and not count:
+                continue  # all of its labels are left out, so that its loss is a mean of nothing
             try:
                 loss, results = self._measured(feeds, weights, what.format(first + n * step), session)
             except BadBatchError as e:
                 raise of_data(e, loader, first + n * step, "the data of the evaluation") from None
-            count = self._weight(feeds)
             total += count * loss
             seen += count
             measures.add(results)

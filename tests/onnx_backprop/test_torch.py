@@ -120,6 +120,7 @@ def test_batch_normalization_in_training_has_pytorchs_gradients(tmp_path: Path) 
         for name, parameter in module.named_parameters():
             if name != "0.bias" or not training:  # which has none in training, but rounding
                 close(own.get_parameter(name).grad, parameter.grad, 2e-5)
+    assert int(own.get_buffer("1.num_batches_tracked")) == 1
 
 
 def test_the_state_dict(tmp_path: Path) -> None:

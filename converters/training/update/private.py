@@ -51,7 +51,9 @@ def check_privacy(clip: Any, noise: Any, expected: Any, optimizer: Optimizer | N
     """What is asked for; InvalidArgumentError for numbers out of range, and without an optimizer or a clip."""
     if clip is None:
         if noise or expected is not None:
-            raise InvalidArgumentError("noise and expected_batch: go with per_sample_clip, the norm that they bound")
+            raise InvalidArgumentError(
+                "noise, expected_batch: go with per_sample_clip (--per-sample-clip), the norm that they bound"
+            )
         return None
     require("training_graph", "per_sample_clip", clip, low=0)
     require("training_graph", "noise", noise, low=0)

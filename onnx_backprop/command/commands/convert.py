@@ -89,10 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _write_family(arguments: argparse.Namespace) -> int:
     """OUT and its derivatives beside it."""
-    if arguments.of or arguments.batched or arguments.per_sample is not None:
+    if arguments.of or arguments.batched or arguments.axes or arguments.per_sample is not None:
         raise InvalidArgumentError(
-            f"--of, --batched and --per-sample: do not go with --mode {FAMILY}, in which every output has any number "
-            "of seeds"
+            f"--of, --batched, --axes and --per-sample: do not go with --mode {FAMILY}, in which every output has any "
+            "number of seeds"
         )
     target = Path(arguments.output)
     there = [path for path in members(target) if path.exists()]
@@ -124,7 +124,7 @@ def _mapped(arguments: argparse.Namespace, model: ModelProto) -> ModelProto:
     """`vmap` over the axes that --axes names."""
     others = ("wrt", "of", "stop", "free", "straight_through", "strict", "checkpoint")
     if stray := [name for name in others if getattr(arguments, name)]:
-        raise InvalidArgumentError(f"{', '.join(f'--{name}' for name in stray)}: does not go with --mode vmap")
+        raise InvalidArgumentError(f"{_named(stray)}: {'do' if len(stray) > 1 else 'does'} not go with --mode vmap")
     axes: dict[str, int] = {}
     for text in arguments.axes or ():
         name, _, axis = text.rpartition(":")
@@ -159,6 +159,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
     without_loss = ("of", "mode", "batched", "axes")
     if arguments.loss is None:
         stray = [name for name in with_loss if getattr(arguments, name)]
+        stray += ["no_frozen_statistics"] * (not arguments.frozen_statistics)
         hint = f"go with --loss ({', '.join(LOSSES)}, or {NO_LOSS} for a model that computes its own)"
     else:
         stray = [name for name in without_loss if getattr(arguments, name)]
@@ -168,10 +169,20 @@ def _check_options(arguments: argparse.Namespace) -> None:
         stray = [name for name, default in defaults.items() if getattr(arguments, name) != default]
         hint = "go with --optimizer"
     if stray:
-        options = ", ".join("--" + name.replace("_", "-") for name in stray)
-        raise InvalidArgumentError(f"{options}: {hint}")
+        raise InvalidArgumentError(f"{_named(stray)}: {hint if len(stray) > 1 else _of_one(hint)}")
+    if arguments.lengths and not arguments.memory:
+        raise InvalidArgumentError("--lengths: goes with --memory")
     if arguments.verbose and arguments.quiet:
         raise InvalidArgumentError("--verbose and --quiet exclude each other")
+
+
+def _named(options: Iterable[str]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in options)
+
+
+def _of_one(hint: str) -> str:
+    """What is said of several options, of one."""
+    return f"does{hint[2:]}" if hint.startswith("do ") else f"goes{hint[2:]}"
 
 
 @contextlib.contextmanager

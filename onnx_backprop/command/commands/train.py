@@ -220,6 +220,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidArgumentError(f"--log: expected a name that ends in .csv or .jsonl, got {arguments.log}")
     if arguments.floats and not arguments.dequantize:
         raise InvalidArgumentError("--floats: goes with --dequantize")
+    if arguments.size and arguments.layout != "classes":
+        raise InvalidArgumentError("--size: goes with --layout classes")
     check_watched(arguments)
 
 

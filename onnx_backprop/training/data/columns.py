@@ -1,7 +1,8 @@
 """Columns of Parquet and of Arrow (Feather) files, larger than memory, through pyarrow: a block is decoded as a whole.
 
 A block is a row group of Parquet, a record batch of Arrow. Numbers and truth values become rows of the shape (), lists
-of one length, nested or not, and fixed-shape tensors rows of theirs. Files come in the order of their names.
+of one length, nested or not, and fixed-shape tensors rows of theirs. Files come in the order of their names, part 2
+before part 10.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Arrays in a folder of files, larger than memory: rows are read when they are asked for, and not kept.
 
 FOLDER holds *.npz files, each with some rows of all arrays, as np.savez writes them; or NAME.npy, or several
-NAME.PART.npy, for every array; or files of `columns`; or `tars`. Files come in the order of their names.
+NAME.PART.npy, for every array; or files of `columns`; or `tars`. Files come in the order of their names, part 2
+before part 10.
 """
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -56,6 +58,11 @@ def read_rows(path: str | os.PathLike[str], *, what: str = "data") -> Mapping[st
     return Columns([Path(path)], what=what) if Path(path).suffix in SUFFIXES else NpzArrays(path, what=what)
 
 
+def _by_numbers(path: Path) -> list[tuple[int, str]]:
+    """A key of names in which numbers go by their value: part 2 before part 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+
+
 def read_folder(folder: str | os.PathLike[str], *, what: str) -> Mapping[str, StoredRows]:
     """The arrays of a folder by name, of which nothing but the headers is read.
 
@@ -63,7 +70,9 @@ def read_folder(folder: str | os.PathLike[str], *, what: str) -> Mapping[str, St
     rows, parts of one array of different types or shapes, .npz files that have not the same arrays, each with one
     number of rows, and what `Columns` refuses.
     """
-    by_suffix = {suffix: sorted(Path(folder).glob(f"*{suffix}")) for suffix in (".npz", ".npy", TAR, *SUFFIXES)}
+    by_suffix = {
+        suffix: sorted(Path(folder).glob(f"*{suffix}"), key=_by_numbers) for suffix in (".npz", ".npy", TAR, *SUFFIXES)
+    }
     suffixes = [suffix for suffix, paths in by_suffix.items() if paths]
     if len(suffixes) != 1:
         raise InvalidArgumentError(

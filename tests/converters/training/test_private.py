@@ -302,7 +302,7 @@ def half() -> ModelProto:
 SGD = {"optimizer": "sgd", "per_sample_clip": 1.0}
 REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"per_sample_clip": 1.0}, ob.InvalidArgumentError, "per_sample_clip: goes with an optimizer"),
-    ({"optimizer": "sgd", "noise": 1.0}, ob.InvalidArgumentError, "noise and expected_batch: go with per_sample_clip"),
+    ({"optimizer": "sgd", "noise": 1.0}, ob.InvalidArgumentError, "noise, expected_batch: go with per_sample_clip"),
     ({**SGD, "per_sample_clip": 0}, ob.InvalidArgumentError, "per_sample_clip: expected more than 0, got 0"),
     ({**SGD, "noise": -1}, ob.InvalidArgumentError, "noise: expected 0 or more, got -1"),
     ({**SGD, "expected_batch": 0.5}, ob.InvalidArgumentError, "expected_batch: expected the number of rows"),

@@ -376,10 +376,14 @@ def test_rows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_modes_are_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["--mode", "jacobian", "--batched"], "--batched: goes with --mode vjp, jvp, hvp, got jacobian"),
-        (["--mode", "jvp", "--loss", "mse"], "--mode: do not go with --loss"),
+        (["--mode", "jvp", "--loss", "mse"], "--mode: does not go with --loss"),
         (["--mode", "jvp", "--axes", "x:0"], "--axes: goes with --mode vmap, got jvp"),
         (["--mode", "vmap", "--axes", "x"], "--axes: expected INPUT:AXIS, as x:0, got 'x'"),
         (["--mode", "vmap", "--axes", "x:0", "--wrt", "x"], "--wrt: does not go with --mode vmap"),
+        (["--mode", "vmap", "--axes", "x:0", "--straight-through"], "--straight-through: does not go with --mode vmap"),
+        (["--mode", "family", "--axes", "x:0"], "--axes and --per-sample: do not go with --mode family"),
+        (["--no-frozen-statistics"], "--no-frozen-statistics: goes with --loss"),
+        (["--loss", "mse", "--lengths", "N=4"], "--lengths: goes with --memory"),
         (["--mode", "hvp"], "of: expected an output of one element, 'y' has the shape ['N', 2, 4, 4]"),
     ):
         assert command.main(["convert", "small.onnx", "-o", "out.onnx", *arguments]) == 2

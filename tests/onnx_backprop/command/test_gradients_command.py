@@ -80,7 +80,7 @@ def test_gradients_of_each_row(folder: Path) -> None:
 def test_rows_are_refused_where_they_mean_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for more, message in (
         (["--mode", "jvp"], "--per-sample: goes with --loss or --mode backward, jacobian, got jvp"),
-        (["--mode", "family"], "--per-sample: do not go with --mode family"),
+        (["--mode", "family"], "--axes and --per-sample: do not go with --mode family"),
         (
             ["--loss", "mse", "--optimizer", "sgd"],
             "--per-sample: the gradients of each row do not go with an optimizer",
@@ -97,6 +97,6 @@ def test_private_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     made = ob.training_graph("small.onnx", loss="mse", optimizer="sgd", **privacy)
     assert onnx.load("out.onnx") == made.model
     assert command.main([*arguments, "--noise", "0.5"]) == 2
-    assert "noise and expected_batch: go with per_sample_clip" in capsys.readouterr().err
+    assert "noise, expected_batch: go with per_sample_clip (--per-sample-clip)" in capsys.readouterr().err
     assert command.main([*arguments, "--per-sample-clip", "1", "--accumulate", "2"]) == 2
     assert "Give --expected-batch" in capsys.readouterr().err

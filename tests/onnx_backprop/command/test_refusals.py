@@ -91,12 +91,12 @@ BAD_INPUT = {
         r"--wrt: expected the name of an input of the model, got 'gain'",
     ),
     "unknown stop": ("convert small.onnx -o out.onnx --stop gian", r"--stop: .*got 'gian'. Did you mean 'gain'"),
-    "an optimizer without a loss": ("convert small.onnx -o out.onnx --optimizer sgd", r"--optimizer: go with --loss"),
+    "an optimizer without a loss": ("convert small.onnx -o out.onnx --optimizer sgd", r"--optimizer: goes with --loss"),
     "a norm without an optimizer": (
         "convert small.onnx -o out.onnx --loss mse --clip-norm 1 --accumulate 2",
         r"--clip-norm, --accumulate: go with --optimizer",
     ),
-    "frozen without a loss": ("convert small.onnx -o out.onnx --frozen gain", r"--frozen: go with --loss"),
+    "frozen without a loss": ("convert small.onnx -o out.onnx --frozen gain", r"--frozen: goes with --loss"),
     "verbose and quiet": ("convert small.onnx -o out.onnx --verbose --quiet", r"--verbose and --quiet"),
     "no loss": (
         "train small.onnx -o out.onnx --data data.npz",

@@ -140,9 +140,14 @@ def test_weights_of_classes(folder: Path, form: str) -> None:
         np.testing.assert_array_equal(stored[name], value, err_msg=name)
 
 
+def test_balanced_weights_where_the_last_class_has_no_label(folder: Path) -> None:
+    assert train(folder, "--class-weights", "balanced", "--ignore-index", "2", epochs=1) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--size", "8x8"], "--size: goes with --layout classes"),
         (["--metrics", "accuracy"], "--metrics: goes with --evaluation"),
         (["--keep-best"], "--keep-best: goes with --evaluation"),
         (["--metrics", "acuracy", "--evaluation", "data.npz"], "Did you mean 'accuracy'"),

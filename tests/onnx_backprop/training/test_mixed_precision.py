@@ -186,4 +186,4 @@ def test_the_command_counts_skipped_steps(tmp_path: Path, capsys: pytest.Capture
     model = str(tmp_path / "m.onnx")
     assert main(["convert", model, "-o", str(tmp_path / "t.onnx"), "--loss", "mse", "--precision", "bf16"]) == 0
     assert main(["convert", model, "-o", str(tmp_path / "g.onnx"), "--precision", "bf16"]) == 2
-    assert "--precision: go with --loss" in capsys.readouterr().err
+    assert "--precision: goes with --loss" in capsys.readouterr().err

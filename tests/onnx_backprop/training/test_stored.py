@@ -17,6 +17,14 @@ def arrays(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
     return {"x": rng.standard_normal((rows, 3, 2)).astype(np.float32), "labels": rng.integers(0, 9, rows)}
 
 
+def test_parts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for n in range(12):
+        np.save(tmp_path / f"x.{n}.npy", np.full((3, 2), n, np.float32))
+    np.save(tmp_path / "labels.npy", np.repeat(np.arange(12), 3))
+    read = read_folder(tmp_path, what="--data")
+    np.testing.assert_array_equal(read["x"][:][:, 0], read["labels"][:])
+
+
 @pytest.mark.parametrize("kind", ["npz", "npy", "parts"])
 def test_rows_are_those_of_the_arrays(rng: np.random.Generator, tmp_path: Path, kind: str) -> None:
     """In parts of several lengths, one of them empty; batches in the same order as from memory, from any one on."""
