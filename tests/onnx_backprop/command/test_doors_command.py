@@ -19,7 +19,10 @@ def files(folder: Path) -> list[str]:
 
 def test_family(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     convert = ["convert", "small.onnx", "-o", "out.onnx", "--mode", "family", "--wrt", "x"]
-    for more, message in ((["--of", "y"], "--of, --batched, --axes and"), (["--batched"], "--of, --batched, --axes and")):
+    for more, message in (
+        (["--of", "y"], "--of, --batched, --axes and"),
+        (["--batched"], "--of, --batched, --axes and"),
+    ):
         assert command.main([*convert, *more]) == 2
         assert message in capsys.readouterr().err
         assert files(folder) == []
