@@ -350,7 +350,7 @@ class Recorder(torch.overrides.TorchFunctionMode):
             return self._multi_head(*args, **kwargs)
         if name == "embedding_bag":
             return _bag(*args, **kwargs)
-        if name == "embedding" and (kwargs.get("max_norm") is not None or (len(args) > 3 and args[3] is not None)):
+        if name == "embedding" and any(limit is not None for limit in (*args[3:4], kwargs.get("max_norm"))):
             raise UnsupportedError(
                 "export: an embedding with max_norm, which changes its table in each call: expected None. Scale the "
                 "rows of the table after each step, or where they are read"
