@@ -26,6 +26,7 @@ FAR_CELLS, FAR_CHANNELS = 256, 15 * VECTOR  # of a band, and held at once, where
 
 # Depthwise sums over taps
 STENCIL_FLOATS = 48 << 10  # of rows that are read where they lie
+STENCIL_CELLS = 1024  # of the planes of an item: what comes before them takes as long as some rows
 LANES_FLOATS = 48 << 10  # of a vector of channels of NCX data and of its results
 LANES_WEIGHTS_FLOATS = 32 << 10  # of a block of channels-last data
 

@@ -28,7 +28,6 @@ class GatherOffsets(Record):
     results: int = 0
     lines: int = 0  # results as rows of a channel
     copy: int = 0  # of what a band reads
-    table: int = 0  # where its rows start
     zeros: int = 0  # a row beyond the image
     configuration: int = 0  # of registers of matrices
 
@@ -69,7 +68,7 @@ class Gather(Record):
     round_groups: int = 0  # what is packed at a time: whole groups, or some tiles of one
     round_tiles: int = 0
     block: int = 0  # channels of one, of a depthwise convolution
-    stencil: int = 0  # size of a square kernel that slides over planes read and written where they lie, else 0
+    stencil: int = 0  # form of a kernel that slides over planes read and written where they lie, else 0
     streamed: bool = False  # whether results are stored past the caches, which do not hold them with what is read
 
 
