@@ -127,7 +127,11 @@ def _merge(function: ir.Function) -> None:
         to, values = b.add(target, b.mul(offset, I64(2))), [b.vector(b.add(at, offset), left) for at in (even, odd)]
         for half in range(2):
             more = None if left is None else b.sub(b.mul(left, I64(2)), I64(half * VECTOR))
-            b.put(b.shuffle_vector(*values, ir.Constant(LANES, woven_lanes(half))), b.add(to, I64(half * BYTES)), more)
+            b.put(
+                b.shuffle_vector(values[0], values[1], ir.Constant(LANES, woven_lanes(half))),
+                b.add(to, I64(half * BYTES)),
+                more,
+            )
 
     vectors(function, count, body, again=True)
 

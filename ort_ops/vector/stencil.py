@@ -81,7 +81,9 @@ def _stencil(form: tuple[tuple[int, ...], ...]) -> Make:
 
         y = line.phi(I64)
         both = list(product(range(residues), repeat=2))
-        running: dict[tuple[int, int, int], Value] = {(*of, i): line.phi(VEC) for of in both for i in range(reach - 1)}
+        running: dict[tuple[int, int, int], Value] = {
+            (r, s, i): line.phi(VEC) for r, s in both for i in range(reach - 1)
+        }
 
         def row_of(b: Block, number: Value) -> Value:
             index = b.add(low, number)  # negative ones are huge

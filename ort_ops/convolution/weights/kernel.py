@@ -92,7 +92,7 @@ def _segments(size, a, b, table):
 
 @inner
 def _product(c, count, columns, a, b, table, length, add):
-    """All tiles of `count` rows and `columns` columns; the offsets of the rows end with some that repeat the last."""
+    """All tiles of `count` rows and `columns` columns, or whole vectors of these; the offsets of the rows end with some that repeat the last."""
     for column in range(0, columns, COLUMNS):
         for row in range(0, count, ROWS):
             to, rows, right = c[0] + c[1] * row + 4 * column, a[1] + 8 * row, (b[0] + 4 * column, b[1])
@@ -154,7 +154,7 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     for t in range(p.taps // row_taps):
         right_at = b + 4 * _shift(p, t, b_stride), 4 * b_step[2]
         to = c + 4 * t * p.columns, 4 * per_row
-        _product(to, count, p.columns, (a, rows, 4 * a_step[2]), right_at, segments, run, add)
+        _product(to, count, channels, (a, rows, 4 * a_step[2]), right_at, segments, run, add)
 
 
 @inner

@@ -290,11 +290,14 @@ def _band(
         box = math.prod((b - 1) * s + 1 + h - lo for b, s, lo, h in zip(band, c.strides, low, high, strict=True))
         return (box * _padded(c.s), cells + 32) if swapped else (cells * _padded(c.d), box + 32)
 
+    # a block, whose sums are not shared, has no more rows
+    rows, columns = (c.d, _padded(c.s)) if swapped else (c.s, _padded(c.d))
+    rows = min(rows, max(ROWS, block_sizes.DIRECT_FLOATS // (columns * math.prod(c.kernel))))
     cells = max(block_sizes.LEAST_CELLS, c.batch * math.prod(c.out_length) // block_sizes.MAX_PARTS)
 
     def total(band: Sequence[int]) -> int:
         of_columns, of_channel = floats(band)
-        copied = of_columns + (c.d if swapped else c.s) * of_channel
+        copied = of_columns + rows * of_channel
         return max(copied, math.prod(band) * block_sizes.BAND_FLOATS // cells)
 
     band, size = problem.band_of(c.out_length, total, block_sizes.BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
