@@ -142,6 +142,8 @@ class Cells(Record):
     columns: int = 0
     rows: int = 0
     dense: bool = False  # the taps of a weight lie together in their order
+    turned: int = 0  # floats of a band's columns that all items share
+    chunk: int = 0  # cells whose sum is added to that of those before
     round_groups: int = 0
     round_blocks: int = 0
     round_channels: int = 0

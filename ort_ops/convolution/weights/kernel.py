@@ -20,7 +20,7 @@ from onnx_backprop.ort_ops.convolution.gather.planes import image_of, kernel_tap
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector import boxes
 from onnx_backprop.ort_ops.vector.boxes import dot, volume
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, multiply
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, multiply_in_chunks
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 
 _PAGE = 4096
@@ -50,16 +50,23 @@ def _scalars(p, tensor, begin, channels, copy):
 
 
 @inner
-def _columns(p, tensor, channels, copy):
-    """A box whose cells hold their channels together: (address, strides of the axes), in place or copied."""
+def _columns(p, tensor, channels, copy, ready):
+    """A box whose cells hold their channels together, in place or copied, if it is not ready.
+
+    Answers (address, strides of the axes, bytes from tile to tile): channels that lie apart are copied tile by tile.
+    """
     ((data, first, channel, stride), low, size, length), columns = tensor, p.columns
     if p.c.last:
         if p.kind == F32 and channels == columns and boxes.within(low, size, length):
-            return data + 4 * (first + dot(low, stride)), stride
+            return data + 4 * (first + dot(low, stride)), stride, 4 * COLUMNS
         boxes.copy_box_cells(p.kind, copy, columns, data, first, channels, stride, low, size, length)
-    else:
-        boxes.turn_box(p.kind, copy, columns, data, first, channels, channel, stride, low, size, length)
-    return copy, boxes.dense(size, columns)
+        return copy, boxes.dense(size, columns), 4 * COLUMNS
+    width = min(columns, COLUMNS)
+    tile = 4 * width * volume(size)
+    for c in range(0, 0 if ready else channels, width):
+        to, some = copy + c // width * tile, min(width, channels - c)
+        boxes.turn_box(p.kind, to, width, data, first + c * channel, some, channel, stride, low, size, length)
+    return copy, boxes.dense(size, width), tile
 
 
 @inner
@@ -91,13 +98,13 @@ def _segments(size, a, b, table):
 
 
 @inner
-def _product(c, count, columns, a, b, table, length, add):
-    """All tiles of `count` rows and `columns` columns, or whole vectors of these; the offsets of the rows end with some that repeat the last."""
+def _product(c, count, columns, a, b, table, length, add, chunk):
+    """All tiles of `count` rows and of columns, in whole vectors; the offsets of the rows end with some of the last."""
     for column in range(0, columns, COLUMNS):
         for row in range(0, count, ROWS):
-            to, rows, right = c[0] + c[1] * row + 4 * column, a[1] + 8 * row, (b[0] + 4 * column, b[1])
+            to, rows, right = c[0] + c[1] * row + 4 * column, a[1] + 8 * row, (b[0] + column // COLUMNS * b[2], b[1])
             left, height = (a[0], rows, a[2]), min(ROWS, count - row)
-            multiply(height, columns - column, (to, c[1]), left, right, table, length, add)
+            multiply_in_chunks(height, columns - column, (to, c[1]), left, right, table, length, add, chunk)
 
 
 def items_of(name: str, unit: Any) -> Any:
@@ -133,18 +140,33 @@ def items_of(name: str, unit: Any) -> Any:
 
 
 @inner
-def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
-    """One band of one image."""
+def _tensors(call, p, unit, group):
+    """(source, destination, cells) of one band of one image."""
     n, at = unit // volume(p.bands), boxes.nth(p.bands, unit % volume(p.bands)) * p.band
-    size, step, swapped = min(p.band, p.c.out_length - at), p.c.strides, p.swapped
+    size, step = min(p.band, p.c.out_length - at), p.c.strides
     x_first, dy_first = image_of(p.c.source, n, group * p.c.s), image_of(p.c.destination, n, group * p.c.d)
     of_x = call.inputs[p.source], x_first, p.c.source.c, p.c.source.cells
     of_dy = call.inputs[p.dest], dy_first, p.c.destination.c, p.c.destination.cells
     x = of_x, at * step + p.low, boxes.read_by(size, step, p.low, p.high), p.c.source_length
-    dy = of_dy, at, size, p.c.out_length
+    return x, (of_dy, at, size, p.c.out_length), size
+
+
+@inner
+def _turn(call, p, item, _scratch):
+    """The columns of one band, for all items."""
+    x, dy, _ = _tensors(call, p, item % p.units, item // p.units)
+    right, channels = (x, p.c.s) if p.swapped else (dy, p.c.d)
+    _columns(p, right, channels, call.shared + 4 * item * p.turned, False)
+
+
+@inner
+def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
+    """One band of one image."""
+    (x, dy, size), step, swapped = _tensors(call, p, unit, group), p.c.strides, p.swapped
     right, left, channels, row_taps = (x, dy, p.c.s, 1) if swapped else (dy, x, p.c.d, p.taps)
     rows, count = scratch + p.offsets.rows, (end - begin) * row_taps
-    b, b_stride = _columns(p, right, channels, scratch + p.offsets.columns)
+    copy = call.shared + 4 * (group * p.units + unit) * p.turned if p.turned else scratch + p.offsets.columns
+    b, b_stride, b_tile = _columns(p, right, channels, copy, p.turned)
     a, channel, a_stride = _scalars(p, left, begin, end - begin, scratch + p.offsets.scalars)
     for row in range(count + ROWS):  # behind the last one, where tiles read on, it is repeated
         at_row = min(row, count - 1)
@@ -152,9 +174,9 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
     a_step, b_step = (a_stride, step * b_stride) if swapped else (step * a_stride, b_stride)
     segments, run = _segments(size, a_step, b_step, scratch + p.offsets.table)
     for t in range(p.taps // row_taps):
-        right_at = b + 4 * _shift(p, t, b_stride), 4 * b_step[2]
+        right_at = b + 4 * _shift(p, t, b_stride), 4 * b_step[2], b_tile
         to = c + 4 * t * p.columns, 4 * per_row
-        _product(to, count, channels, (a, rows, 4 * a_step[2]), right_at, segments, run, add)
+        _product(to, count, channels, (a, rows, 4 * a_step[2]), right_at, segments, run, add, p.chunk)
 
 
 @inner
@@ -207,4 +229,5 @@ def _finish(call, p, group, channel, run, first):
 
 
 WORK = stage("cells_work", par.Cells, items_of("products", _unit))
+TURN = stage("cells_turn", par.Cells, _turn)
 REDUCE = stage("cells_reduce", par.Cells, _reduce)
