@@ -60,6 +60,7 @@ class Gather(Record):
     tile: int = 0  # output channels of a tile
     columns: int = COLUMNS  # cells of a tile, where these are its columns
     as_cells: bool = False  # NCX data as cells
+    exact: bool = False  # whether cells at the ends of rows sum the taps alone that reach the image
     pitch: int = 0  # floats from cell to cell
     line: int = 0  # cells of rows that are turned together
     at_once: int = 0  # tiles of output channels for which cells are split, where these are columns in place

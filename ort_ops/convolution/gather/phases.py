@@ -13,6 +13,8 @@ from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
 from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP, SIDE
 from onnx_backprop.ort_ops.vector.stencil import FORMS
 
+MOST_REACHED = 0.94  # of the taps of all cells of a row, where those that are not are left out
+
 
 @dataclass(frozen=True)
 class Tap:
@@ -160,6 +162,16 @@ class Sums:
     def reach(self) -> Reach:
         every = [shift for taps in self.shifted for shift, _ in taps]
         return Reach(per_axis(min, every), per_axis(max, every), len(self.residues))
+
+    @property
+    def exact(self) -> bool:
+        """Whether taps beyond the ends of rows are left out, where they are many: their cells take tiles of their own."""
+        if self.in_runs or not self.cells:
+            return False
+        step, length = self.head.step[2], self.c.source_length[2]
+        cells = [(phase.count[2], tap.shift[2]) for phase in self.phases for tap in phase.taps]
+        reached = sum(max(0, min(n, (length - 1 - s) // step + 1) - max(0, -(s // step))) for n, s in cells)
+        return reached < MOST_REACHED * sum(n for n, _ in cells)
 
     @cached_property
     def stencil(self) -> int:

@@ -63,7 +63,7 @@ def _gather(sums: Sums) -> Plan | None:
         as_cells=sums.as_cells, pitch=copy.pitch, line=bands.line_of(sums.reach.box(band, bands.DENSE)[2]),
         all_taps=sums.all_taps, at_once=bands.at_once(sums) if sums.columns else 0,
         together=bands.together(sums) if sums.columns else 0, block=copy.block, stencil=sums.stencil,
-        beside=sums.beside, streamed=sums.depthwise and 4 * elements > last_level_cache(),
+        exact=sums.exact, beside=sums.beside, streamed=sums.depthwise and 4 * elements > last_level_cache(),
     )  # fmt: skip
     packing = gather_kernel.PACK_PARTS if sums.matrices else gather_kernel.PACK
     pack = [(packing, groups * tiles * len(sums.phases))] if packed else []
