@@ -149,6 +149,16 @@ def multiply_in_chunks(rows, columns, c, a, b, table, count, add, chunk):
 
 
 @inner
+def multiply_all(c, count, columns, a, b, table, length, add, chunk):
+    """All tiles of `count` rows and of columns, in whole vectors; the offsets of the rows end with some of the last."""
+    for column in range(0, columns, COLUMNS):
+        for row in range(0, count, ROWS):
+            to, rows, right = c[0] + c[1] * row + 4 * column, a[1] + 8 * row, (b[0] + column // COLUMNS * b[2], b[1])
+            left, height = (a[0], rows, a[2]), min(ROWS, count - row)
+            multiply_in_chunks(height, columns - column, (to, c[1]), left, right, table, length, add, chunk)
+
+
+@inner
 def rows_apart(table, step):
     """ROWS starts, `step` bytes apart, and behind them the table of a single segment that starts where a and b do."""
     for i in range(ROWS):

@@ -15,13 +15,13 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, load_i64, stack, store_f32, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.pixels import write_transposed
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
 from onnx_backprop.ort_ops.vector.boxes import copy_box_within, dense, dot, reached, read_by, turn_box, within
 from onnx_backprop.ort_ops.vector.pixel_tap_sums import weigh_cells
 from onnx_backprop.ort_ops.vector.registers import fence
-from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
+from onnx_backprop.ort_ops.vector.rows import add_to_rows, clear, scatter_run, write_run
 from onnx_backprop.ort_ops.vector.stencil import weigh_plane
 
 _BYTES = 4 * VECTOR

@@ -10,7 +10,7 @@ from onnx_backprop.ort_ops.convolution import block_sizes, problem
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.phases import Sums
 from onnx_backprop.ort_ops.convolution.problem import COPY_CYCLES, FUSED_CYCLES, SPLIT_CYCLES, SUM_CYCLES, TILE_CYCLES
-from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, band_of, workspace
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
 from onnx_backprop.ort_ops.vector.matrix_tiles import CONFIGURATION, DEPTH, GROUP, SIDE
 
@@ -93,9 +93,9 @@ def copy_of(sums: Sums) -> Copy:
 def cut(copy: Copy, threads: int = 1) -> problem.Triple:
     """The lengths of a band; along the first axis that has several cells such that every thread has some."""
     count = copy.sums.count
-    band, size = problem.band_of(count, copy.floats, copy.limit, copy.least)
+    band, size = band_of(count, copy.floats, copy.limit, copy.least)
     if size > block_sizes.THREAD_FLOATS:
-        band, _ = problem.band_of(count, copy.floats, block_sizes.THREAD_FLOATS, DENSE)
+        band, _ = band_of(count, copy.floats, block_sizes.THREAD_FLOATS, DENSE)
     axis = next((axis for axis in range(3) if band[axis] > 1), 2)
     images = copy.sums.c.batch * copy.groups * math.prod(problem.bands_of(count, band))
     most = max(1, math.prod(band) // block_sizes.LEAST_CELLS)

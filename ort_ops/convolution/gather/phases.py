@@ -165,7 +165,7 @@ class Sums:
 
     @property
     def exact(self) -> bool:
-        """Whether taps beyond the ends of rows are left out, where they are many: their cells take tiles of their own."""
+        """Whether taps beyond the ends of rows are left out, where they are many: it takes tiles of their own."""
         if self.in_runs or not self.cells:
             return False
         step, length = self.head.step[2], self.c.source_length[2]

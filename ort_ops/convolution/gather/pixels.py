@@ -12,14 +12,14 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather import planes
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
 from onnx_backprop.ort_ops.vector import boxes
-from onnx_backprop.ort_ops.vector.boxes import dot, nth, volume
+from onnx_backprop.ort_ops.vector.boxes import dot, following, nth, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply, one_segment, rows_apart
 from onnx_backprop.ort_ops.vector.registers import copy_rows
-from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_phase, write_run
+from onnx_backprop.ort_ops.vector.rows import add_to_columns, clear, scatter_run, write_phase, write_run
 
 _ALIAS = 2048  # cells so many bytes apart fall on the same lines of the cache
 _values = stack(COLUMNS)
@@ -131,7 +131,7 @@ def _box(p, out, at, step, size, columns, data, stride, phase, corner, box, sums
         count, first = min(ROWS, volume(box) - place), cell
         for i in range(count):
             store_i64(rows, i, 4 * dot(corner + cell, apart))
-            cell = _next(cell, box)
+            cell = following(cell, box)
         for i in range(count, ROWS):
             store_i64(rows, i, load_i64(rows, count - 1))
         c, c_row = tile, 4 * COLUMNS
@@ -156,16 +156,7 @@ def _box(p, out, at, step, size, columns, data, stride, phase, corner, box, sums
             else:
                 for i in range(some):
                     write_run(kind, out, at + dot(corner + first, step) + i * step[2], 1, source, i * COLUMNS, columns)
-            first, done = _next((first[0], first[1], first[2] + some - 1), box), done + some
-
-
-@inner
-def _next(cell, size):
-    """The cell behind a cell."""
-    z, y, x = cell
-    if x + 1 < size[2]:
-        return z, y, x + 1
-    return (z, y + 1, 0) if y + 1 < size[1] else (z + 1, 0, 0)
+            first, done = following((first[0], first[1], first[2] + some - 1), box), done + some
 
 
 @inner

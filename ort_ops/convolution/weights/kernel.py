@@ -20,7 +20,7 @@ from onnx_backprop.ort_ops.convolution.gather.planes import image_of, kernel_tap
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector import boxes
 from onnx_backprop.ort_ops.vector.boxes import dot, volume
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, multiply_in_chunks
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, multiply_all
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 
 _PAGE = 4096
@@ -36,7 +36,7 @@ def _scalars(p, tensor, begin, channels, copy):
     """
     (data, first, channel, stride), low, size, length = tensor
     first += begin * channel
-    short = p.taps == 1 and _run(size, stride, stride)[0] < min(_SHORT, volume(size))
+    short = p.taps == 1 and boxes.run_of(size, stride, stride)[0] < min(_SHORT, volume(size))
     if p.kind == F32 and boxes.within(low, size, length) and 4 * channel % _PAGE != 0 and not short:
         return data + 4 * (first + dot(low, stride)), channel, stride
     if p.c.last:
@@ -73,38 +73,6 @@ def _columns(p, tensor, channels, copy, ready):
 def _shift(p, tap, stride):
     """How far behind a band's first cell a tap starts."""
     return dot(kernel_tap(p, tap).shift - p.low, stride)
-
-
-@inner
-def _run(size, a, b):
-    """Of cells so far apart along the axes in two operands: (how many follow one another in both, planes, rows)."""
-    if a[1] != size[2] * a[2] or b[1] != size[2] * b[2]:
-        return size[2], size[0], size[1]
-    if a[0] != size[1] * a[1] or b[0] != size[1] * b[1]:
-        return size[1] * size[2], size[0], 1
-    return volume(size), 1, 1
-
-
-@inner
-def _segments(size, a, b, table):
-    """The runs of cells of a band, where each starts in either operand: ((table, how many), cells of each)."""
-    length, planes, rows = _run(size, a, b)
-    for z in range(planes):
-        for y in range(rows):
-            entry = 2 * (z * rows + y)
-            store_i64(table, entry, 4 * dot((z, y, 0), a))
-            store_i64(table, entry + 1, 4 * dot((z, y, 0), b))
-    return (table, planes * rows), length
-
-
-@inner
-def _product(c, count, columns, a, b, table, length, add, chunk):
-    """All tiles of `count` rows and of columns, in whole vectors; the offsets of the rows end with some of the last."""
-    for column in range(0, columns, COLUMNS):
-        for row in range(0, count, ROWS):
-            to, rows, right = c[0] + c[1] * row + 4 * column, a[1] + 8 * row, (b[0] + column // COLUMNS * b[2], b[1])
-            left, height = (a[0], rows, a[2]), min(ROWS, count - row)
-            multiply_in_chunks(height, columns - column, (to, c[1]), left, right, table, length, add, chunk)
 
 
 def items_of(name: str, unit: Any) -> Any:
@@ -172,11 +140,11 @@ def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
         at_row = min(row, count - 1)
         store_i64(rows, row, 4 * (at_row // row_taps * channel + _shift(p, at_row % row_taps, a_stride)))
     a_step, b_step = (a_stride, step * b_stride) if swapped else (step * a_stride, b_stride)
-    segments, run = _segments(size, a_step, b_step, scratch + p.offsets.table)
+    segments, run = boxes.segments_of(size, a_step, b_step, scratch + p.offsets.table)
     for t in range(p.taps // row_taps):
         right_at = b + 4 * _shift(p, t, b_stride), 4 * b_step[2], b_tile
         to = c + 4 * t * p.columns, 4 * per_row
-        _product(to, count, channels, (a, rows, 4 * a_step[2]), right_at, segments, run, add, p.chunk)
+        multiply_all(to, count, channels, (a, rows, 4 * a_step[2]), right_at, segments, run, add, p.chunk)
 
 
 @inner

@@ -17,7 +17,7 @@ from onnx_backprop.ort_ops.convolution.weights import kernel as weights_kernel
 from onnx_backprop.ort_ops.convolution.weights import matrices
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
-from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, band_of, rounds, workspace
 from onnx_backprop.ort_ops.vector.gemm_tile import CHUNK, COLUMNS, ROWS, SPARE_ROWS
 from onnx_backprop.ort_ops.vector.matrix_tiles import CONFIGURATION, DEPTH, GROUP, SIDE, SUMS
 
@@ -95,7 +95,7 @@ def _depthwise(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord
     # shape alone.
     block, rows = min(vectors, block_sizes.MOST_VECTORS) if c.last else 1, (1, *c.out_length[1:])
     most = block_sizes.CELLS_FLOATS // (block * VECTOR)
-    band, _ = problem.band_of(rows, lambda band: sum(cells(band)), most, (1, 1, min(VECTOR, rows[2])))
+    band, _ = band_of(rows, lambda band: sum(cells(band)), most, (1, 1, min(VECTOR, rows[2])))
     bands = problem.bands_of(c.out_length, band)
     units = c.batch * math.prod(bands)
     elements = c.batch * c.groups * (math.prod(c.source_length) + math.prod(c.out_length))
@@ -106,7 +106,7 @@ def _depthwise(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord
     while block > 1 and (4 * parts * count * block * VECTOR > limit or copied * block > block_sizes.THREAD_FLOATS):
         block = math.ceil(block / 2)
     blocks, of_block = math.ceil(vectors / block), 4 * parts * count * block * VECTOR
-    _, at_once = problem.rounds(1, blocks, of_block, limit)
+    _, at_once = rounds(1, blocks, of_block, limit)
     gradient, source = (0 if in_place else FLOAT * n * block * VECTOR for n in cells(band))
     offsets, per_thread = workspace(par.CellsOffsets, shifts=WORD * count, gradient=gradient, source=source)
     head = replace(
@@ -192,7 +192,7 @@ def _in_blocks(
     blocks = max(1, min(most, math.ceil(wanted / groups) * math.ceil(of_group / limit)), least)
     block_rows = math.ceil(rows / blocks)
     lines = block_rows * lines_of_row + SPARE_ROWS
-    groups, at_once = problem.rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
+    groups, at_once = rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
     channels = math.ceil(at_once * rows / blocks)
     offsets, per_thread = scratch_of(block_rows, 0)
     head = replace(
@@ -245,7 +245,7 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
         steps = band[1] * _pitch(band) * block_sizes.PARTS_FLOATS // block_sizes.MATRIX_CELLS
         return max(sum(floats(band).values()), steps)
 
-    band, _ = problem.band_of(c.out_length, total, block_sizes.PARTS_FLOATS, least)
+    band, _ = band_of(c.out_length, total, block_sizes.PARTS_FLOATS, least)
     bands = problem.bands_of(c.out_length, band)
     arrays, pitch, units = floats(band), _pitch(band), c.batch * math.prod(bands)
     cells, of_part = c.batch * math.prod(c.out_length), 4 * rows * columns * count
@@ -313,7 +313,7 @@ def _band(
             of_columns = COLUMNS * math.prod(band)
         return max(of_columns + rows * of_channel, math.prod(band) * block_sizes.BAND_FLOATS // cells)
 
-    band, size = problem.band_of(c.out_length, total, block_sizes.BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
+    band, size = band_of(c.out_length, total, block_sizes.BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
     if size > block_sizes.THREAD_FLOATS:
-        band, _ = problem.band_of(c.out_length, total, block_sizes.THREAD_FLOATS, (1, 1, 1))
+        band, _ = band_of(c.out_length, total, block_sizes.THREAD_FLOATS, (1, 1, 1))
     return band, floats(band)
