@@ -1,7 +1,8 @@
 """Bands of a gather whose product has output channels as columns: tiles of cells by channels. Compiled.
 
 The channels of a cell lie together: NXC data, in place or copied with zeros around, or NCX data turned round for it,
-which pays where the rows of an image are short, since no tile holds a cell that is not wanted.
+which pays where the rows of an image are short, since no tile holds a cell that is not wanted. Cells that the same taps
+reach are computed together, so that few products are with the zeros around.
 
 Where sums reach so far that neither their weights nor what they read fits a scratch, it is one tap and some channels at
 a time: their part of the cells is copied cell by cell, their weights are packed, and the product is added to the sums

@@ -4,7 +4,7 @@
 
 A product whose rows are scalars from one tensor and whose columns are channels of the other, which therefore must lie
 together in every cell: dy with the columns d and rows (s, t) or, swapped, x with the columns s and rows d, tap by tap.
-Data NCX are transposed band by band for that. No image is unrolled.
+Data NCX are transposed band by band for that, once for all items where these may share so much. No image is unrolled.
 
 The batch and its bands are cut into parts, as many as the shape says; each part's sum goes from cell to cell in the
 order of memory and the parts are added up in order, so that threads change nothing. Those of a single part stay in the
