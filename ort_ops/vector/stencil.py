@@ -4,7 +4,8 @@
 
 for residues r and s < R, the stride of a data gradient, each with the i and j that a form lists. Down a block of
 columns, every row of the source is loaded once and added to all the rows of the target that read it, whose sums stay in
-registers. A row's products are summed first, from the left; then its sum is added, rows in order.
+registers. A row's products are summed first, from the left; then its sum is added, rows in order. With a stride, whose
+rows have few products, these are added one after the other.
 """
 
 from itertools import product
@@ -107,12 +108,14 @@ def _stencil(form: tuple[tuple[int, ...], ...]) -> Make:
         for number, (r, s, i, j) in enumerate(taps):
             weight = kept[number] if few else weight_of(sums, number)
             total = totals.get((r, s, i))
+            if total is None and residues > 1 and i > form[r][0]:
+                total = running[r, s, i - 1]
             totals[r, s, i] = sums.fma(weight, values[j], total) if total else sums.fmul(weight, values[j])
         for r, s, i in product(range(residues), range(residues), range(1, reach)):
             before, total = running[r, s, i - 1], totals.get((r, s, i))
             if total is None:
                 totals[r, s, i] = before
-            elif i > form[r][0]:
+            elif residues == 1 and i > form[r][0]:
                 totals[r, s, i] = sums.fadd(before, total)
         sums.cbranch(sums.icmp_signed(">=", y, I64(reach - 1)), finish.block, step.block)
 
