@@ -216,12 +216,9 @@ def _plane(call, p, n, channel, cell, size, reach, starts, scratch):
         rest -= here
     if bias:
         bias_of(F32, bias, channel, 1, value)
-    number, kernel = 0, call.inputs[1] + 4 * channel * p.c.w_group
-    for phase_number in range(p.phases):
-        phase = view(par.PhaseRecord, p + p.phase_table, phase_number)
-        for tap in range(phase.taps):
-            store_f32(weights, number, load_f32(kernel, tap_of(p, phase, tap).weight))
-            number += 1
+    kernel, phase = call.inputs[1] + 4 * channel * p.c.w_group, view(par.PhaseRecord, p + p.phase_table)
+    for tap in range(p.all_taps):  # those of the other phases lie behind the first one's
+        store_f32(weights, tap, load_f32(kernel, tap_of(p, phase, tap).weight))
     for z in range(planes):
         plane, to = low[0] + z, target + 4 * z * out.cells[0]
         rows = length[1] if 0 <= plane < length[0] else 0
