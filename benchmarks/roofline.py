@@ -29,14 +29,14 @@ def multiply_add_rate(threads: int, runs: int = 25) -> float:
     """
     from onnx_backprop.ort_ops.compiler.decorators import exported
     from onnx_backprop.ort_ops.compiler.values import INT
-    from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, VECTORS, multiply_tile
+    from onnx_backprop.ort_ops.vector.gemm_tile import CHUNK, COLUMNS, ROWS, VECTORS, multiply_tile
 
     steps, rounds = 64, 20_000
 
     @exported(None, *[INT] * 6)
     def tiles(c, a, rows, b, table, rounds):
         for _ in range(rounds):
-            multiply_tile(ROWS, VECTORS, c, 4 * COLUMNS, a, rows, b, 1, table, steps, 4 * ROWS, 4 * COLUMNS, 0)
+            multiply_tile(ROWS, VECTORS, c, 4 * COLUMNS, a, rows, b, 1, table, steps, 4 * ROWS, 4 * COLUMNS, 0, CHUNK)
 
     def arrays() -> list[np.ndarray]:
         floats = [np.zeros(n, np.float32) for n in (ROWS * COLUMNS, ROWS * steps)]

@@ -26,6 +26,7 @@ FAR_CELLS, FAR_CHANNELS = 256, 15 * VECTOR  # of a band, and held at once, where
 
 # Depthwise sums over taps
 STENCIL_FLOATS = 48 << 10  # of rows that are read where they lie
+STENCIL_CELLS = 1024  # of the planes of an item: what comes before them takes as long as some rows
 LANES_FLOATS = 48 << 10  # of a vector of channels of NCX data and of its results
 LANES_WEIGHTS_FLOATS = 32 << 10  # of a block of channels-last data
 
@@ -33,6 +34,7 @@ LANES_WEIGHTS_FLOATS = 32 << 10  # of a block of channels-last data
 MAX_PARTS = 16  # with sums of their own, which are added up
 PART_CELLS = 1600  # of a part at least, in registers of matrices: of fewer, adding up the parts takes long
 ITEMS_PER_PROCESSOR = 4  # so that threads end together
+LEAST_CHUNK = 16  # cells whose sum is added to that of the others, where there are few: these round less
 DIRECT_FLOATS = 128 << 10  # of the sums of an item that are not shared: half of a second-level cache
 CELLS_FLOATS = 64 << 10  # of a depthwise band and what it reads: two of them stay in the second-level cache
 

@@ -28,7 +28,6 @@ class GatherOffsets(Record):
     results: int = 0
     lines: int = 0  # results as rows of a channel
     copy: int = 0  # of what a band reads
-    table: int = 0  # where its rows start
     zeros: int = 0  # a row beyond the image
     configuration: int = 0  # of registers of matrices
 
@@ -61,6 +60,7 @@ class Gather(Record):
     tile: int = 0  # output channels of a tile
     columns: int = COLUMNS  # cells of a tile, where these are its columns
     as_cells: bool = False  # NCX data as cells
+    exact: bool = False  # whether cells at the ends of rows sum the taps alone that reach the image
     pitch: int = 0  # floats from cell to cell
     line: int = 0  # cells of rows that are turned together
     at_once: int = 0  # tiles of output channels for which cells are split, where these are columns in place
@@ -69,7 +69,7 @@ class Gather(Record):
     round_groups: int = 0  # what is packed at a time: whole groups, or some tiles of one
     round_tiles: int = 0
     block: int = 0  # channels of one, of a depthwise convolution
-    stencil: int = 0  # size of a square kernel that slides over planes read and written where they lie, else 0
+    stencil: int = 0  # form of a kernel that slides over planes read and written where they lie, else 0
     streamed: bool = False  # whether results are stored past the caches, which do not hold them with what is read
 
 
@@ -143,6 +143,8 @@ class Cells(Record):
     columns: int = 0
     rows: int = 0
     dense: bool = False  # the taps of a weight lie together in their order
+    turned: int = 0  # floats of a band's columns that all items share
+    chunk: int = 0  # cells whose sum is added to that of those before
     round_groups: int = 0
     round_blocks: int = 0
     round_channels: int = 0

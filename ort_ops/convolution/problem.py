@@ -7,8 +7,7 @@ weights (D, S/g, k…), whatever layout the tensors have; three spatial axes, mi
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from onnx_backprop.opset.core.layout import Order, data_to_ncx
@@ -159,38 +158,6 @@ def shared_limit(c: Correlation, kind: int) -> int:
     return POOL_BYTES + ITEM_SIZE[kind] * elements // 12
 
 
-def rounds(groups: int, parts: int, part_bytes: int, limit: int) -> tuple[int, int]:
-    """(groups, parts of a group) that are done at a time: all, some groups, or some parts of one, in even shares."""
-    fit = max(1, limit // max(part_bytes, 1))
-    if fit >= parts:
-        return math.ceil(groups / math.ceil(groups / (fit // parts))), parts
-    return 1, math.ceil(parts / math.ceil(parts / fit))
-
-
 def bands_of(count: Triple, band: Triple) -> Triple:
     """How many bands there are along each axis."""
     return three([math.ceil(n / b) for n, b in zip(count, band, strict=True)], 1)
-
-
-def band_of(count: Triple, floats: Callable[[list[int]], int], limit: int, least: Triple) -> tuple[Triple, int]:
-    """The largest box of at most `limit` floats, cut along the first axes first, and its floats.
-
-    floats: of a box of such lengths, at least as many for a longer one.
-    """
-    band = list(count)
-    for axis in range(3):
-        if floats(band) > limit and band[axis] > least[axis]:
-            band[axis] = _cut_length(band, axis, floats, limit, least[axis])
-    return three(band, 1), floats(band)
-
-
-def _cut_length(band: list[int], axis: int, floats: Callable[[list[int]], int], limit: int, least: int) -> int:
-    """The length of one axis cut into as few even parts as are small enough, at least `least`."""
-
-    def length(parts: int) -> int:
-        return max(least, math.ceil(band[axis] / parts))
-
-    def fits(parts: int) -> bool:
-        return floats([*band[:axis], length(parts), *band[axis + 1 :]]) <= limit
-
-    return length(2 + bisect_left(range(2, math.ceil(band[axis] / least)), True, key=fits))

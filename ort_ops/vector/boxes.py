@@ -7,7 +7,7 @@ An image is an address and the element index of its first cell, with a stride pe
 # max of two tuples is a tuple here, and to pyright an int
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, apart, inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, stack, store_f32
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, stack, store_f32, store_i64
 from onnx_backprop.ort_ops.vector.registers import copy_even_odd, transpose_part, transpose_tile
 from onnx_backprop.ort_ops.vector.rows import clear, read_run, write_run
 
@@ -30,6 +30,37 @@ def volume(size):
 def nth(size, n):
     """The n-th cell of a box."""
     return n // (size[1] * size[2]), n // size[2] % size[1], n % size[2]
+
+
+@inner
+def following(cell, size):
+    """The cell of a box behind one of its cells."""
+    z, y, x = cell
+    if x + 1 < size[2]:
+        return z, y, x + 1
+    return (z, y + 1, 0) if y + 1 < size[1] else (z + 1, 0, 0)
+
+
+@inner
+def run_of(size, a, b):
+    """Of cells so far apart along the axes in two operands: (how many follow one another in both, planes, rows)."""
+    if a[1] != size[2] * a[2] or b[1] != size[2] * b[2]:
+        return size[2], size[0], size[1]
+    if a[0] != size[1] * a[1] or b[0] != size[1] * b[1]:
+        return size[1] * size[2], size[0], 1
+    return volume(size), 1, 1
+
+
+@inner
+def segments_of(size, a, b, table):
+    """The runs of cells of a band, where each starts in either operand: ((table, how many), cells of each)."""
+    length, planes, rows = run_of(size, a, b)
+    for z in range(planes):
+        for y in range(rows):
+            entry = 2 * (z * rows + y)
+            store_i64(table, entry, 4 * dot((z, y, 0), a))
+            store_i64(table, entry + 1, 4 * dot((z, y, 0), b))
+    return (table, planes * rows), length
 
 
 @inner

@@ -43,10 +43,10 @@ class Block(ir.IRBuilder):
         least = self.select(self.icmp_signed(">", least, I64(0)), least, I64(0))
         return self.icmp_signed("<", IOTA, self.splat(self.trunc(least, I32), LANES))
 
-    def masked(self, address: Value, mask: Value) -> Value:
-        """The vector at an address; lanes outside the mask are zero and are not read."""
+    def masked(self, address: Value, mask: Value, other: Value = ZERO) -> Value:
+        """The vector at an address; lanes outside the mask are another one's, zero, and are not read."""
         function = self.library(f"llvm.masked.load.v{VECTOR}f32.p0", VEC, VEC.as_pointer(), I32, MASK, VEC)
-        return self.call(function, [self.pointer(address), I32(ITEM), mask, ZERO])
+        return self.call(function, [self.pointer(address), I32(ITEM), mask, other])
 
     def put_masked(self, value: Value, address: Value, mask: Value) -> None:
         """Store a vector; lanes outside the mask are not written."""
@@ -87,6 +87,11 @@ class Block(ir.IRBuilder):
         """
         function = self.library("llvm.prefetch.p0", ir.VoidType(), VEC.as_pointer(), I32, I32, I32)
         self.call(function, [self.pointer(address), I32(int(writing)), I32(4 - level), I32(1)])
+
+
+def woven_lanes(half: int) -> list[int]:
+    """Of two vectors whose elements alternate the lanes that make a half of that."""
+    return [half * VECTOR // 2 + lane // 2 + VECTOR * (lane % 2) for lane in range(VECTOR)]
 
 
 def blocks(function: ir.Function, names: str) -> list[Block]:

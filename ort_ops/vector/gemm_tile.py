@@ -4,8 +4,8 @@ Rows i are scalars that are broadcast, columns j fill whole vector registers; ev
 until the sum is complete. The sum runs over a table of segments e, each a start in a and one in b, and within a
 segment over k with a constant step in either. Written as LLVM IR, since LLVM turns no loop into this.
 
-The order of each sum is that of the table, one fused multiply-add after the other, from 0 for every CHUNK steps, whose
-sum is then added to c: rounding grows with the root of the steps of a chunk, not of all.
+The order of each sum is that of the table, one fused multiply-add after the other, from 0 for every chunk of steps,
+whose sum is then added to c: rounding grows with the root of the steps of a chunk, not of all.
 """
 
 from functools import partial
@@ -31,7 +31,7 @@ def _vector(b: Block, address: Value, j: int) -> Value:
 
 def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
     """The function of one tile size; its arguments are those of `multiply`."""
-    c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add = function.args
+    c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add, chunk = function.args
     entry, piece, inner, after, flush, write, add_up, empty, onward, further, leave = blocks(
         function, "entry piece inner after flush write add_up empty onward further leave"
     )
@@ -82,13 +82,13 @@ def _tile(function: ir.Function, *, rows: int, vectors: int) -> None:
     empty.cbranch(last, leave.block, onward.block)
 
     kept, free, then_adding = {cell: onward.phi(VEC) for cell in cells}, onward.phi(I64), onward.phi(I1)
-    emptied = [(free, space, I64(CHUNK)), (then_adding, adding, I1(1))]
+    emptied = [(free, space, chunk), (then_adding, adding, I1(1))]
     carry([*emptied, *((kept[cell], result[cell], ZERO) for cell in cells)], after, empty)
     onward.cbranch(ended, further.block, piece.block)
     behind = starts(further, following)
     further.branch(piece.block)
 
-    at_first = (I64(0), count, *first, I64(CHUNK), added, *[ZERO] * len(cells))
+    at_first = (I64(0), count, *first, chunk, added, *[ZERO] * len(cells))
     carried = (free, then_adding, *kept.values())
     same, next_one = (segment, rest, a_next, b_next, *carried), (following, count, *behind, *carried)
     for n, phi in enumerate((segment, left, a_from, b_from, room, adding, *sums.values())):
@@ -104,20 +104,20 @@ def _tiles(function: ir.Function) -> None:
     sizes = {
         r * (VECTORS + 1) + v: partial(_tile, rows=r, vectors=v) for r in _ROW_CHOICES for v in range(1, VECTORS + 1)
     }
-    chosen = function_of(function.module, "onnx_backprop_tiles", 12, choice("tile", sizes))
+    chosen = function_of(function.module, "onnx_backprop_tiles", 13, choice("tile", sizes))
     b.call(chosen, [b.add(b.mul(rows, I64(VECTORS + 1)), vectors), *rest])
     b.ret_void()
 
 
 @routine(_tiles)
-def _multiply_tile(rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add):
+def _multiply_tile(rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add, chunk):
     """`multiply_tile`."""
 
 
 @shared
-def multiply_tile(rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add):
+def multiply_tile(rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add, chunk):
     """`multiply` of whole vectors; `rows` is one of TILE_ROWS."""
-    _multiply_tile(rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add)
+    _multiply_tile(rows, vectors, c, c_row, a, a_rows, b, segments, table, count, a_step, b_step, add, chunk)
 
 
 def _row_table() -> tuple[int, ...]:
@@ -130,14 +130,32 @@ SPARE_ROWS = max(tile - n for n, tile in enumerate(TILE_ROWS) if n)  # that a ti
 
 @inner
 def multiply(rows, columns, c, a, b, table, count, add):
+    """`multiply_in_chunks` of CHUNK steps."""
+    multiply_in_chunks(rows, columns, c, a, b, table, count, add, CHUNK)
+
+
+@inner
+def multiply_in_chunks(rows, columns, c, a, b, table, count, add, chunk):
     """One tile of c, float32: at most ROWS rows and COLUMNS columns, more of either by TILE_ROWS and whole vectors.
 
     c: (address of its first element, step from row to row). a: (address, address of one start per row, step). b:
     (address, step). table: (address of pairs of starts in a and b, how many); of each, `count` >= 1 steps are summed.
-    add: whether c is added to (else overwritten). Steps and starts are in bytes.
+    add: whether c is added to (else overwritten). chunk: steps after which it is. Steps and starts are in bytes.
     """
-    vectors = 1 if columns <= VECTOR else 2
-    multiply_tile(TILE_ROWS[rows], vectors, c[0], c[1], a[0], a[1], b[0], table[1], table[0], count, a[2], b[1], add)
+    vectors, (to, c_row), (left, a_rows, a_step), (right, b_step) = 1 if columns <= VECTOR else 2, c, a, b
+    multiply_tile(
+        TILE_ROWS[rows], vectors, to, c_row, left, a_rows, right, table[1], table[0], count, a_step, b_step, add, chunk
+    )
+
+
+@inner
+def multiply_all(c, count, columns, a, b, table, length, add, chunk):
+    """All tiles of `count` rows and of columns, in whole vectors; the offsets of the rows end with some of the last."""
+    for column in range(0, columns, COLUMNS):
+        for row in range(0, count, ROWS):
+            to, rows, right = c[0] + c[1] * row + 4 * column, a[1] + 8 * row, (b[0] + column // COLUMNS * b[2], b[1])
+            left, height = (a[0], rows, a[2]), min(ROWS, count - row)
+            multiply_in_chunks(height, columns - column, (to, c[1]), left, right, table, length, add, chunk)
 
 
 @inner

@@ -24,6 +24,7 @@ from onnx_backprop.ort_ops.vector.emit import (
     blocks,
     carry,
     vectors,
+    woven_lanes,
 )
 
 _PREFETCH_BYTES, _LINE = 4096, 64  # bytes
@@ -125,9 +126,12 @@ def _merge(function: ir.Function) -> None:
         offset = b.mul(done, I64(ITEM))
         to, values = b.add(target, b.mul(offset, I64(2))), [b.vector(b.add(at, offset), left) for at in (even, odd)]
         for half in range(2):
-            lanes = [half * VECTOR // 2 + lane // 2 + VECTOR * (lane % 2) for lane in range(VECTOR)]
             more = None if left is None else b.sub(b.mul(left, I64(2)), I64(half * VECTOR))
-            b.put(b.shuffle_vector(values[0], values[1], ir.Constant(LANES, lanes)), b.add(to, I64(half * BYTES)), more)
+            b.put(
+                b.shuffle_vector(values[0], values[1], ir.Constant(LANES, woven_lanes(half))),
+                b.add(to, I64(half * BYTES)),
+                more,
+            )
 
     vectors(function, count, body, again=True)
 

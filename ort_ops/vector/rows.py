@@ -6,9 +6,18 @@ vectorise.
 
 import numpy as np
 
-from onnx_backprop.ort_ops.compiler.decorators import apart, fast, inner, shared
+from onnx_backprop.ort_ops.compiler.decorators import VECTOR, apart, fast, inner, shared
 from onnx_backprop.ort_ops.compiler.llvm import F32, by_half, by_type, load_f32, store_f32
-from onnx_backprop.ort_ops.vector.registers import MOST_STEP, blend_even, clear_run, copy_every, copy_run, spread_even
+from onnx_backprop.ort_ops.vector.registers import (
+    MOST_STEP,
+    blend_even,
+    clear_run,
+    copy_every,
+    copy_rows,
+    copy_run,
+    fetch,
+    spread_even,
+)
 
 SUM_CHUNK = 4096  # elements
 
@@ -112,3 +121,45 @@ def sum_run(kind, source, first, count, total):
 def clear(target, to, count):
     """float32 target[to + i] = 0."""
     clear_run(target + 4 * to, count)
+
+
+@inner
+def add_to_rows(tile, row, values, rows, columns):
+    """tile[i, j] += values[i]; `row` bytes from row to row, float32."""
+    for i in range(rows):
+        value, at = load_f32(values, i), tile + i * row
+        for j in range(columns):
+            store_f32(at, j, load_f32(at, j) + value)
+
+
+@inner
+def add_to_columns(tile, row, values, rows, columns):
+    """tile[i, j] += values[j]."""
+    for i in range(rows):
+        at = tile + i * row
+        for j in range(columns):
+            store_f32(at, j, load_f32(at, j) + load_f32(values, j))
+
+
+@inner
+def copy_narrow(target, width, source, step, some, left, count):
+    """`count` <= width numbers of some channels, of the `left` last ones of a tap, `width` and `step` apart.
+
+    Whole vectors where channels behind overwrite what is too much of them, and have as much to be read: AMD's masked
+    stores are slow.
+    """
+    vectors = (width + VECTOR - 1) // VECTOR * VECTOR
+    rows = max(0, min(some, left - (vectors - 1) // width)) if count == width and step >= vectors else 0
+    copy_rows(target, 4 * width, source, 4 * step, rows, vectors)
+    copy_rows(target + 4 * rows * width, 4 * width, source + 4 * rows * step, 4 * step, some - rows, count)
+
+
+@inner
+def fetch_kernels(kernels, ahead, channels, w_s, w_out, span, count):
+    """The kernels of some channels, so many ahead: those of all outputs follow one another, or those of all inputs."""
+    at = kernels + 4 * ahead * w_s
+    if w_out < w_s:
+        fetch(at, 4 * ((count - 1) * w_out + span))
+    else:
+        for row in range(count):
+            fetch(at + 4 * row * w_out, 4 * channels * w_s)

@@ -19,7 +19,7 @@ from llvmlite import ir
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
 from onnx_backprop.ort_ops.compiler.llvm import Make, routine
-from onnx_backprop.ort_ops.vector.emit import BYTES, FLOAT, I32, I64, VEC, ZERO, Block, Value, blocks
+from onnx_backprop.ort_ops.vector.emit import BYTES, FLOAT, I32, I64, VEC, ZERO, Block, Value, blocks, woven_lanes
 
 Row = Sequence[float]
 
@@ -139,8 +139,6 @@ def _pick(b: Block, first: Value, second: Value, lanes: list[int]) -> Value:
 
 _EVEN = [2 * i for i in range(VECTOR)]
 _ODD = [2 * i + 1 for i in range(VECTOR)]
-_LOW = [i // 2 + VECTOR * (i % 2) for i in range(VECTOR)]
-_HIGH = [lane + VECTOR // 2 for lane in _LOW]
 
 
 def _every(b: Block, vectors: list[Value]) -> list[Value]:
@@ -159,7 +157,7 @@ def _woven(b: Block, vectors: list[Value]) -> list[Value]:
     if len(vectors) == 1:
         return vectors
     pairs = zip(_woven(b, vectors[::2]), _woven(b, vectors[1::2]), strict=True)
-    return [_pick(b, *pair, lanes) for pair in pairs for lanes in (_LOW, _HIGH)]
+    return [_pick(b, *pair, lanes) for pair in pairs for lanes in map(woven_lanes, range(2))]
 
 
 def _of_tiles(b: Block, row: Value, size: int) -> list[Value]:

@@ -19,7 +19,7 @@ from onnx_backprop.ort_ops.vector import gemm_tile
 module = ir.Module()
 module.triple = machine.TRIPLE
 tile = functools.partial(gemm_tile._tile, rows=gemm_tile.ROWS, vectors=gemm_tile.VECTORS)
-llvm.function_of(module, "tile", 11, tile)
+llvm.function_of(module, "tile", 12, tile)
 text = machine.assembly(str(module))
 registers = {int(number) for number in re.findall(r"%[xyz]mm([0-9]+)", text)}
 kept = [line for line in text.splitlines() if re.search(r"mm[0-9]+, -?[0-9]*[(]%rsp[)]", line)]

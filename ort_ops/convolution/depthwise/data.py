@@ -8,21 +8,20 @@ cell has the list of the taps that reach it, and those of a row that all columns
 
 Data NCX: what a band of a vector of channels reads is turned into cells of channels, with zeros around the image; the
 results are turned back. No lane is wasted where rows are short, and all phases are written as whole rows. Where
-dense rows are long, an item is a channel, and small square kernels of float32 slide over planes where they lie.
+dense rows are long, an item is some channels, and small square kernels of float32 slide over planes where they lie.
 """
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
-from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
+from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, load_i64, stack, store_f32, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
-from onnx_backprop.ort_ops.convolution.gather import planes
+from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather.pixels import write_transposed
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
 from onnx_backprop.ort_ops.vector.boxes import copy_box_within, dense, dot, reached, read_by, turn_box, within
 from onnx_backprop.ort_ops.vector.pixel_tap_sums import weigh_cells
 from onnx_backprop.ort_ops.vector.registers import fence
-from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_run
+from onnx_backprop.ort_ops.vector.rows import add_to_rows, clear, scatter_run, write_run
 from onnx_backprop.ort_ops.vector.stencil import weigh_plane
 
 _BYTES = 4 * VECTOR
@@ -186,33 +185,47 @@ def _entries(p, phase, stride, entries):
 
 
 @inner
-def gather_depthwise(call, p, n, channel, cell, size, scratch):
-    """The only phase, whose steps are one, of a band."""
-    weights, starts = scratch + p.offsets.weights, scratch + p.offsets.shifts
-    phase, kernel = view(par.PhaseRecord, p + p.phase_table), p.stencil
-    low, high, length = p.low, p.high, p.c.source_length
+def gather_depthwise(call, p, n, block, cell, size, scratch):
+    """All phases of a band of some channels, whose taps lie one behind another along y and evenly apart along x."""
+    low, high, starts = p.low, p.high, scratch + p.offsets.shifts
+    reach, spread = high[1] - low[1], high[2] - low[2]
+    clear(scratch + p.offsets.zeros, 0, size[2] + spread + VECTOR)
+    start, apart = cell[2] + low[2], spread // reach
+    for column in range(reach + 1):
+        store_i64(starts, column, start)
+        start += apart
+    for channel in range(block * p.block, min((block + 1) * p.block, p.c.groups)):
+        _plane(call, p, n, channel, cell, size, reach, starts, scratch)
+
+
+@inner
+def _plane(call, p, n, channel, cell, size, reach, starts, scratch):
+    """A band of a channel."""
+    low, length, out, step = cell + p.low, p.c.source_length, p.c.destination, p.out_step
     in_z, in_y, _ = p.c.source.cells
-    lines, table, zeros = size[1] + kernel - 1, scratch + p.offsets.table, scratch + p.offsets.zeros
-    clear(zeros, 0, size[2] + high[2] - low[2] + VECTOR)
-    data = call.inputs[0] + 4 * planes.image_of(p.c.source, n, channel)
-    at, step = planes.out_at(p, phase, n, channel, cell)
-    out, bias, value = call.output + 4 * at, bias_address(call, p), _values()
+    weights, zeros = scratch + p.offsets.weights, scratch + p.offsets.zeros - 4 * low[2]
+    halved = step[1] == 2 and 2 * size[2] <= VECTOR and size[1] > 1  # half the rows beside the others in registers
+    lines = (size[1] + 1) // 2 if halved else size[1]
+    size, first = size * step, cell * step
+    data = call.inputs[0] + 4 * image_of(p.c.source, n, channel)
+    (planes, height, width), bias, value = min(size, p.c.out_length - first), bias_address(call, p), _values()
+    target, row = call.output + 4 * (image_of(out, n, channel) + dot(first, out.cells)), 4 * out.cells[1]
+    here, second, apart, rest = height, 0, _BYTES, height
+    if halved:
+        here, second, apart = min(step[1] * lines, height), lines, step[1] * lines * row
+        rest -= here
     if bias:
         bias_of(F32, bias, channel, 1, value)
-    for tap in range(phase.taps):  # in all lanes
-        place = channel * p.c.w_group + planes.tap_of(p, phase, tap).weight
-        scatter_run(p.kind, weights, tap * VECTOR, 1, call.inputs[1], place, 0, VECTOR)
-    for column in range(kernel):
-        store_i64(starts, column, cell[2] + planes.tap_of(p, phase, column).shift[2])
-    for z in range(size[0]):
-        plane = cell[0] + low[0] + z
-        for line in range(lines):
-            y, row = cell[1] + low[1] + line, zeros - 4 * (cell[2] + low[2])
-            if 0 <= plane < length[0] and 0 <= y < length[1]:
-                row = data + 4 * (plane * in_z + y * in_y)
-            store_i64(table, line, row)
-        to = out + 4 * z * step[0]
-        weigh_plane(kernel, to, 4 * step[1], table, starts, weights, size[2], lines, length[2])
+    kernel, phase = call.inputs[1] + 4 * channel * p.c.w_group, view(par.PhaseRecord, p + p.phase_table)
+    for tap in range(p.all_taps):  # those of the other phases lie behind the first one's
+        store_f32(weights, tap, load_f32(kernel, tap_of(p, phase, tap).weight))
+    for z in range(planes):
+        plane, to = low[0] + z, target + 4 * z * out.cells[0]
+        rows = length[1] if 0 <= plane < length[0] else 0
+        weigh_plane(
+            p.stencil, to, row, data + 4 * plane * in_z, 4 * in_y, low[1], rows, zeros, starts, weights, width, here,
+            lines + reach, length[2], second, apart, rest,
+        )  # fmt: skip
         if bias:
-            for y in range(size[1]):
-                add_to_rows(to + 4 * y * step[1], 0, value, 1, size[2])
+            for y in range(height):
+                add_to_rows(to + y * row, 0, value, 1, width)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from onnx_backprop.ort_ops.compiler.decorators import VECTOR
-from onnx_backprop.ort_ops.compiler.machine import matrix_tiles, processors
+from onnx_backprop.ort_ops.compiler.machine import REGISTERS, matrix_tiles, processors
 from onnx_backprop.ort_ops.convolution import block_sizes, problem
 from onnx_backprop.ort_ops.convolution import parameters as par
 from onnx_backprop.ort_ops.convolution.gather.phases import Sums
 from onnx_backprop.ort_ops.convolution.problem import COPY_CYCLES, FUSED_CYCLES, SPLIT_CYCLES, SUM_CYCLES, TILE_CYCLES
-from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, band_of, workspace
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
 from onnx_backprop.ort_ops.vector.matrix_tiles import CONFIGURATION, DEPTH, GROUP, SIDE
 
@@ -67,13 +67,13 @@ class Copy:
     def groups(self) -> int:
         """How many groups, or blocks of channels, a band is computed for."""
         groups = self.sums.c.groups
-        return math.ceil(groups / self.block) if self.sums.blocked else groups
+        return math.ceil(groups / self.block) if self.sums.depthwise else groups
 
 
 def copy_of(sums: Sums) -> Copy:
     """How the bands of these sums are copied."""
     least = sums.beside, 1, min(sums.count[2], VECTOR if sums.blocked else 2 * COLUMNS)
-    limit = block_sizes.BAND_FLOATS
+    limit, block = block_sizes.BAND_FLOATS, VECTOR
     if sums.blocked and sums.as_cells:
         limit = block_sizes.LANES_FLOATS
     elif sums.blocked:
@@ -82,20 +82,20 @@ def copy_of(sums: Sums) -> Copy:
             copy = replace(copy, block=VECTOR * math.ceil(copy.block / (2 * VECTOR)))
         return copy
     elif sums.depthwise:
-        limit = block_sizes.STENCIL_FLOATS
+        limit, block = block_sizes.STENCIL_FLOATS, max(1, block_sizes.STENCIL_CELLS // max(1, math.prod(sums.count)))
     elif sums.matrices:  # columns take as much of whatever band
         limit = block_sizes.THREAD_FLOATS if sums.columns else block_sizes.PARTS_FLOATS
     elif sums.all_taps == 1 and sums.c.s <= block_sizes.FEW_CHANNELS:
         limit //= 4
-    return Copy(sums, limit, least)
+    return Copy(sums, limit, least, block)
 
 
 def cut(copy: Copy, threads: int = 1) -> problem.Triple:
     """The lengths of a band; along the first axis that has several cells such that every thread has some."""
     count = copy.sums.count
-    band, size = problem.band_of(count, copy.floats, copy.limit, copy.least)
+    band, size = band_of(count, copy.floats, copy.limit, copy.least)
     if size > block_sizes.THREAD_FLOATS:
-        band, _ = problem.band_of(count, copy.floats, block_sizes.THREAD_FLOATS, DENSE)
+        band, _ = band_of(count, copy.floats, block_sizes.THREAD_FLOATS, DENSE)
     axis = next((axis for axis in range(3) if band[axis] > 1), 2)
     images = copy.sums.c.batch * copy.groups * math.prod(problem.bands_of(count, band))
     most = max(1, math.prod(band) // block_sizes.LEAST_CELLS)
@@ -116,8 +116,7 @@ def thread_scratch(copy: Copy, band: problem.Triple) -> tuple[par.GatherOffsets,
         weights, start = FLOAT * taps * copy.block, FLOAT * copy.block
         first = {"weights": weights, "shifts": WORD * taps, "segments": segments, "start": start}
     if sums.stencil and not sums.cells:
-        row = band[2] + sums.reach.high[2] - sums.reach.low[2] + VECTOR
-        arrays = {"table": 2 * (band[1] + sums.stencil - 1), "zeros": row}
+        arrays = {"zeros": band[2] + sums.reach.high[2] - sums.reach.low[2] + VECTOR}
     else:
         arrays = {} if sums.in_place else copy.arrays(band)
     return workspace(par.GatherOffsets, **first, **{name: FLOAT * floats for name, floats in arrays.items()})
@@ -186,8 +185,14 @@ def in_matrices(sums: Sums) -> Sums | None:
 
 
 def lanes_pay(sums: Sums) -> bool:
-    """Whether a depthwise convolution of NCX data has channels as lanes: there are enough, and no long dense rows."""
-    return problem.fill_lanes(sums.c.groups) and not (sums.stencil and 2 * sums.count[2] >= 3 * VECTOR)
+    """Whether a depthwise convolution of NCX data has channels as lanes: there are enough, and no long dense rows.
+
+    Rows are long from 1½ registers on; with a stride, where lanes take longer, from 2/5 on, as half of the rows lie
+    beside the others, or from one on if there are more taps than registers.
+    """
+    length, least = sums.count[2], VECTOR if sums.all_taps > REGISTERS else 2 * VECTOR / 5
+    long = length >= least if sums.head.out_step[2] > 1 else 2 * length >= 3 * VECTOR
+    return problem.fill_lanes(sums.c.groups) and not (sums.stencil and long)
 
 
 def _block(sums: Sums) -> int:

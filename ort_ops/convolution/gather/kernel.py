@@ -26,8 +26,8 @@ from onnx_backprop.ort_ops.vector.boxes import nth, transpose_rows
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 from onnx_backprop.ort_ops.vector.matrix_parts import split_panel
 from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP
-from onnx_backprop.ort_ops.vector.registers import copy_rows, fetch
-from onnx_backprop.ort_ops.vector.rows import clear, scatter_run
+from onnx_backprop.ort_ops.vector.registers import fetch
+from onnx_backprop.ort_ops.vector.rows import clear, copy_narrow, fetch_kernels, scatter_run
 
 _SPAN = 2 * VECTOR  # cells of a kernel that are turned together
 _PITCH = max(COLUMNS, -(-ROWS // VECTOR) * VECTOR)  # numbers of a turned cell: a tile's channels, in whole vectors
@@ -88,13 +88,13 @@ def _panel(call, p, phase, unit, begin, channels, target):
             some, at = min(together, channels - c), call.inputs[1] + 4 * (first + low + c * w_s)
             if straight:
                 turned = target + 4 * c * width + max(0, -row) * (taps - 1)
-            _fetch(at, max(together, _AHEAD), together, w_s, w_out, span, count)
+            fetch_kernels(at, max(together, _AHEAD), together, w_s, w_out, span, count)
             for i in range(0, width, VECTOR):
                 rows, of_channels = max(0, min(VECTOR, count - i)), at + 4 * min(i, count - 1) * w_out
                 transpose_rows(turned + 4 * i, row, of_channels, 4 * w_out, rows, (some - 1) * w_s + span)
             for tap in range(0 if straight else taps):
                 place, to = tap_of(p, phase, tap).weight - low, target + 4 * (tap * channels + c) * width
-                _copy_channels(to, width, turned + 4 * _PITCH * place, _PITCH * w_s, some, channels - c, width)
+                copy_narrow(to, width, turned + 4 * _PITCH * place, _PITCH * w_s, some, channels - c, width)
         return
     if count < width:
         clear(target, 0, taps * channels * width)
@@ -107,35 +107,11 @@ def _panel(call, p, phase, unit, begin, channels, target):
                 at = call.inputs[1] + 4 * place
                 for i in range(_AHEAD, _AHEAD + some):
                     fetch(at + 4 * i * w_s, 4 * count)
-                _copy_channels(target + 4 * number, width, at, w_s, some, channels - c, count)
+                copy_narrow(target + 4 * number, width, at, w_s, some, channels - c, count)
             else:
                 for i in range(some):
                     at = place + i * w_s
                     scatter_run(kind, target, number + i * width, 1, call.inputs[1], at, w_out, count)
-
-
-@inner
-def _copy_channels(target, width, source, step, some, left, count):
-    """`count` <= width numbers of some channels, of the `left` last ones of a tap, `width` and `step` apart.
-
-    Whole vectors where channels behind overwrite what is too much of them, and have as much to be read: AMD's masked
-    stores are slow.
-    """
-    vectors = (width + VECTOR - 1) // VECTOR * VECTOR
-    rows = max(0, min(some, left - (vectors - 1) // width)) if count == width and step >= vectors else 0
-    copy_rows(target, 4 * width, source, 4 * step, rows, vectors)
-    copy_rows(target + 4 * rows * width, 4 * width, source + 4 * rows * step, 4 * step, some - rows, count)
-
-
-@inner
-def _fetch(kernels, ahead, channels, w_s, w_out, span, count):
-    """The kernels of some channels, so many ahead: those of all outputs follow one another, or those of all inputs."""
-    at = kernels + 4 * ahead * w_s
-    if w_out < w_s:
-        fetch(at, 4 * ((count - 1) * w_out + span))
-    else:
-        for row in range(count):
-            fetch(at + 4 * row * w_out, 4 * channels * w_s)
 
 
 def _strategy(name: str, gather: Any, *, depthwise: bool = False) -> Any:

@@ -14,7 +14,7 @@ from onnx_backprop.ort_ops.compiler.llvm import F32, stack
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import block_sizes
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather import planes
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, tap_of
 from onnx_backprop.ort_ops.vector import matrix_tiles as amx
@@ -23,7 +23,7 @@ from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS
 from onnx_backprop.ort_ops.vector.matrix_parts import AHEAD, CELL, clear_cells, split_turned
 from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP, SIDE
 from onnx_backprop.ort_ops.vector.registers import copy_every, transpose_tile
-from onnx_backprop.ort_ops.vector.rows import clear
+from onnx_backprop.ort_ops.vector.rows import add_to_rows, clear
 
 _TILE, _LINE, _ROWS = 1024, 64, 16
 _values = stack(SIDE)

@@ -11,7 +11,9 @@ from onnx_backprop.ort_ops.convolution.parameters import Gather
 from onnx_backprop.ort_ops.convolution.problem import Correlation, Triple, three
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS
 from onnx_backprop.ort_ops.vector.matrix_tiles import DEPTH, GROUP, SIDE
-from onnx_backprop.ort_ops.vector.stencil import SIZES
+from onnx_backprop.ort_ops.vector.stencil import FORMS
+
+MOST_REACHED = 0.94  # of the taps of all cells of a row, where those that are not are left out
 
 
 @dataclass(frozen=True)
@@ -161,17 +163,32 @@ class Sums:
         every = [shift for taps in self.shifted for shift, _ in taps]
         return Reach(per_axis(min, every), per_axis(max, every), len(self.residues))
 
+    @property
+    def exact(self) -> bool:
+        """Whether taps beyond the ends of rows are left out, where they are many: it takes tiles of their own."""
+        if self.in_runs or not self.cells:
+            return False
+        step, length = self.head.step[2], self.c.source_length[2]
+        cells = [(phase.count[2], tap.shift[2]) for phase in self.phases for tap in phase.taps]
+        reached = sum(max(0, min(n, (length - 1 - s) // step + 1) - max(0, -(s // step))) for n, s in cells)
+        return reached < MOST_REACHED * sum(n for n, _ in cells)
+
     @cached_property
     def stencil(self) -> int:
-        """The size of the kernel, if `vector.stencil` can slide it over the planes as they lie in memory."""
-        c, steps = self.c, (*self.head.step, *self.head.out_step)
+        """Which form of `vector.stencil` slides the kernel over the planes as they lie in memory; 0 if none does."""
+        c, outs, forms = self.c, self.head.out_step, [self._form(axis) for axis in (1, 2)]
+        (low_z, low, _), (high_z, high, _) = self.reach.low, self.reach.high
         dense = self.head.kind == F32 and c.source.cells[2] == c.destination.cells[2] == 1
-        if not self.c.depthwise or not dense or set(steps) != {1} or c.source_length[2] >= 2**31:
+        if not c.depthwise or not dense or set(self.head.step) != {1} or low_z < high_z or c.source_length[2] >= 2**31:
             return 0
-        (phase,) = self.phases
-        z, y, x = (sorted({tap.shift[axis] for tap in phase.taps}) for axis in range(3))
-        close = len(z) == 1 and len(y) == len(x) and y == list(range(y[0], y[0] + len(y)))
-        return len(y) if close and len(y) in SIZES else 0
+        fits = (n for n, f in FORMS.items() if forms == [f, f] and outs == (1, len(f), len(f)))
+        return next((n for n in fits if high - low == max(map(max, FORMS[n]))), 0)
+
+    def _form(self, axis: int) -> tuple[tuple[int, ...], ...]:
+        """Of every residue along an axis which of all shifts, in their order, its taps have."""
+        shifts = {phase.start[axis]: {tap.shift[axis] for tap in phase.taps} for phase in self.phases}
+        every = sorted(set().union(*shifts.values()))
+        return tuple(tuple(every.index(shift) for shift in sorted(some)) for some in shifts.values())
 
 
 def forward_phase(c: Correlation) -> Phase:

@@ -1,7 +1,8 @@
 """Bands of a gather whose product has output channels as columns: tiles of cells by channels. Compiled.
 
 The channels of a cell lie together: NXC data, in place or copied with zeros around, or NCX data turned round for it,
-which pays where the rows of an image are short, since no tile holds a cell that is not wanted.
+which pays where the rows of an image are short, since no tile holds a cell that is not wanted. Cells that the same taps
+reach are computed together, so that few products are with the zeros around.
 
 Where sums reach so far that neither their weights nor what they read fits a scratch, it is one tap and some channels at
 a time: their part of the cells is copied cell by cell, their weights are packed, and the product is added to the sums
@@ -12,13 +13,14 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_i64, stack, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.bias import add_to_columns, bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.convolution.gather import planes
 from onnx_backprop.ort_ops.convolution.gather.planes import image_of, out_at, phase_size, tap_of
 from onnx_backprop.ort_ops.vector import boxes
-from onnx_backprop.ort_ops.vector.boxes import dot, nth, volume
-from onnx_backprop.ort_ops.vector.gemm_tile import CHUNK, COLUMNS, ROWS, TILE_ROWS, multiply, one_segment, rows_apart
-from onnx_backprop.ort_ops.vector.rows import clear, scatter_run, write_phase, write_run
+from onnx_backprop.ort_ops.vector.boxes import dot, following, nth, volume
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply, one_segment, rows_apart
+from onnx_backprop.ort_ops.vector.registers import copy_rows
+from onnx_backprop.ort_ops.vector.rows import add_to_columns, clear, scatter_run, write_phase, write_run
 
 _ALIAS = 2048  # cells so many bytes apart fall on the same lines of the cache
 _values = stack(COLUMNS)
@@ -61,88 +63,101 @@ def gather_cells(call, p, packed, panels, n, group, cell, size, begin, end, scra
             at, step = planes.out_at(p, phase, n, group, cell)
             at += m * COLUMNS * p.c.destination.c
             panel = packed + 4 * (phase.pack_at + (panels + m) * taps * channels * COLUMNS)
-            out, places = call.output, (cell, phase, segments, chosen)
-            _tiles(p, out, at, step, extent, columns, data, stride, panel, taps, places, values, rows, tile, results)
+            out, places = call.output, (segments, chosen)
+            _tiles(
+                p, out, at, step, extent, columns, data, stride, panel, phase, cell, places, values, rows, tile, results
+            )
             if p.as_cells:
                 write_transposed(p, out, at, step, extent, columns, results, COLUMNS, lines)
             segments += 16 * (taps // phase.run)
 
 
 @inner
-def _reaching(p, taps, steps, places, first, last):
-    """The taps that reach the image from some of the cells from `first` to `last`: (their table, how many).
-
-    Others are left out where they fill chunks of a sum: that of a cell then is the same in any tile, so for any bands.
-    """
-    (cell, phase, segments, chosen), length = places, p.c.source_length
-    (start, low, _), (stop, high, _) = (cell + first) * p.step, (cell + last) * p.step
-    least, most = p.low, p.high
-    inside = start + least[0] >= 0 and stop + most[0] < length[0]
-    if inside and (start != stop or (low + least[1] >= 0 and high + most[1] < length[1])):
-        return segments, taps
-    count, begin, reached, chunk = 0, 0, 0, max(1, CHUNK // max(1, steps & -steps))  # taps
-    for tap in range(taps):
-        if tap % chunk == 0:  # without those before, if none of them reaches
-            begin = count if reached > begin else begin
-            count = begin
-        z, y, _ = planes.tap_of(p, phase, tap * phase.run).shift
-        reaches = stop + z >= 0 and start + z < length[0]
-        if start == stop:  # cells of one plane: of some rows
-            reaches = reaches and high + y >= 0 and low + y < length[1]
-        store_i64(chosen, 2 * count, load_i64(segments, 2 * tap))
-        store_i64(chosen, 2 * count + 1, load_i64(segments, 2 * tap + 1))
-        count += 1
-        if reaches:
-            reached = count
-    return chosen, reached
+def _until(p, phase, cell, first, end, unit):
+    """The end of the cells from `first` on along an axis, whose direction is `unit`, that the same taps reach."""
+    step, length, at, last, alike = dot(p.step, unit), dot(p.c.source_length, unit), dot(cell, unit), first, 1
+    while alike and last < end:
+        for tap in range(phase.taps):
+            shift = dot(planes.tap_of(p, phase, tap).shift, unit)
+            if (0 <= (at + first) * step + shift < length) != (0 <= (at + last) * step + shift < length):
+                alike = 0
+        last += alike
+    return last
 
 
 @inner
-def _tiles(p, out, at, step, size, columns, data, stride, panel, taps, places, values, rows, tile, results):
-    """All cells of one phase, by some output channels: into the output or, turned, into `results`."""
-    kind, turned, apart = p.kind, p.as_cells, p.step * stride
-    run, channels = places[1].run, p.c.s
-    taps //= run
-    steps, from_step = run * channels, 4
+def _reaching(p, phase, at, places):
+    """The taps that reach the image from a cell, along x only where that is `exact`: (their table, how many)."""
+    (segments, chosen), count = places, 0
+    for tap in range(0, phase.taps, phase.run):
+        z, y, x = at * p.step + planes.tap_of(p, phase, tap).shift
+        if boxes.within((z, y, x if p.exact else 0), (1, 1, 1), p.c.source_length):
+            entry = tap // phase.run
+            store_i64(chosen, 2 * count, load_i64(segments, 2 * entry))
+            store_i64(chosen, 2 * count + 1, load_i64(segments, 2 * entry + 1))
+            count += 1
+    return chosen, count
+
+
+@inner
+def _tiles(p, out, at, step, size, columns, data, stride, panel, phase, cell, places, values, rows, tile, results):
+    """All cells of one phase, by some output channels: those together that the same taps reach."""
+    z = y = x = 0
+    while z < size[0]:
+        end_z, y = _until(p, phase, cell, z, size[0], (1, 0, 0)), 0
+        while y < size[1]:
+            end_y, x = _until(p, phase, cell, y, size[1], (0, 1, 0)), 0
+            while x < size[2]:
+                end_x = _until(p, phase, cell, x, size[2], (0, 0, 1)) if p.exact else size[2]
+                first, box = (z, y, x), (end_z - z, end_y - y, end_x - x)
+                sums = panel, _reaching(p, phase, cell + first, places), values, rows, tile
+                _box(p, out, at, step, size, columns, data, stride, phase, first, box, sums, results)
+                x = end_x
+            y = end_y
+        z = end_z
+
+
+@inner
+def _box(p, out, at, step, size, columns, data, stride, phase, corner, box, sums, results):
+    """A box of cells that the same taps reach: into the output or, turned, into `results`."""
+    kind, turned, apart, run = p.kind, p.as_cells, p.step * stride, phase.run
+    panel, (segments, taps), values, rows, tile = sums
+    steps, from_step = run * p.c.s, 4
     if run > 1:
-        from_step = 4 * places[1].run_step * stride[2]
-    cells, vectors, cell = volume(size), 1 if columns <= VECTOR else 2, (0, 0, 0)
-    whole = kind == F32 and columns == vectors * VECTOR and taps * channels > 0
-    for place in range(0, cells, ROWS):
-        count, first, last = min(ROWS, cells - place), cell, cell
+        from_step = 4 * phase.run_step * stride[2]
+    vectors, cell, lines = 1 if columns <= VECTOR else 2, (0, 0, 0), boxes.dense(size, 1)
+    whole = kind == F32 and columns == vectors * VECTOR and taps * steps > 0
+    behind = box[2] == size[2] and (box[1] == size[1] or box[0] == 1)  # cells of `results` that follow one another
+    for place in range(0, volume(box), ROWS):
+        count, first = min(ROWS, volume(box) - place), cell
         for i in range(count):
-            last = cell
-            store_i64(rows, i, 4 * dot(cell, apart))
-            cell = _next(cell, size)
+            store_i64(rows, i, 4 * dot(corner + cell, apart))
+            cell = following(cell, box)
         for i in range(count, ROWS):
             store_i64(rows, i, load_i64(rows, count - 1))
         c, c_row = tile, 4 * COLUMNS
-        if turned:
-            c = results + 4 * COLUMNS * place
-        elif whole and first[2] + count <= size[2] and TILE_ROWS[count] == count:
-            c, c_row = out + 4 * (at + dot(first, step)), 4 * step[2]
-        segments, reaching = _reaching(p, taps, steps, places, first, last)
-        if reaching * steps > 0:
+        if turned and behind:
+            c = results + 4 * COLUMNS * dot(corner + first, lines)
+        elif not turned and whole and first[2] + count <= box[2] and TILE_ROWS[count] == count:
+            c, c_row = out + 4 * (at + dot(corner + first, step)), 4 * step[2]
+        if taps * steps > 0:
             a, b = (data, rows, from_step), (panel, 4 * COLUMNS)
-            multiply(count, columns, (c, c_row), a, b, (segments, reaching), steps, 0)
+            multiply(count, columns, (c, c_row), a, b, (segments, taps), steps, 0)
         else:
             for i in range(count):
                 clear(c + i * c_row, 0, vectors * VECTOR)
         if values:
             add_to_columns(c, c_row, values, count, columns)
-        if c == tile:
-            for i in range(count):
-                write_run(kind, out, at + dot(first, step), 1, tile, i * COLUMNS, columns)
-                first = _next(first, size)
-
-
-@inner
-def _next(cell, size):
-    """The cell behind a cell."""
-    z, y, x = cell
-    if x + 1 < size[2]:
-        return z, y, x + 1
-    return (z, y + 1, 0) if y + 1 < size[1] else (z + 1, 0, 0)
+        done = 0
+        while c == tile and done < count:
+            some, source = min(count - done, box[2] - first[2]), tile + 4 * done * COLUMNS
+            if turned:
+                to = results + 4 * COLUMNS * dot(corner + first, lines)
+                copy_rows(to, 4 * COLUMNS, source, 4 * COLUMNS, some, vectors * VECTOR)
+            else:
+                for i in range(some):
+                    write_run(kind, out, at + dot(corner + first, step) + i * step[2], 1, source, i * COLUMNS, columns)
+            first, done = following((first[0], first[1], first[2] + some - 1), box), done + some
 
 
 @inner

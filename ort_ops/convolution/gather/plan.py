@@ -13,7 +13,7 @@ from onnx_backprop.ort_ops.convolution.gather import kernel as gather_kernel
 from onnx_backprop.ort_ops.convolution.gather.phases import Sums
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
-from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, band_of, rounds, workspace
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 
 
@@ -52,7 +52,7 @@ def _gather(sums: Sums) -> Plan | None:
     if per_thread > POOL_BYTES or packed > limit:
         return None
     if packed:
-        groups, tiles = problem.rounds(groups, tiles, packed, limit)
+        groups, tiles = rounds(groups, tiles, packed, limit)
     # threads take the bands of all images and, where these are few, parts of their tiles
     items = c.batch * groups * math.prod(problem.bands_of(sums.count, band))
     split = 1 if items >= 2 * processors() else min(tiles, math.ceil(processors() / max(items, 1)))
@@ -63,7 +63,7 @@ def _gather(sums: Sums) -> Plan | None:
         as_cells=sums.as_cells, pitch=copy.pitch, line=bands.line_of(sums.reach.box(band, bands.DENSE)[2]),
         all_taps=sums.all_taps, at_once=bands.at_once(sums) if sums.columns else 0,
         together=bands.together(sums) if sums.columns else 0, block=copy.block, stencil=sums.stencil,
-        beside=sums.beside, streamed=sums.depthwise and 4 * elements > last_level_cache(),
+        exact=sums.exact, beside=sums.beside, streamed=sums.depthwise and 4 * elements > last_level_cache(),
     )  # fmt: skip
     packing = gather_kernel.PACK_PARTS if sums.matrices else gather_kernel.PACK
     pack = [(packing, groups * tiles * len(sums.phases))] if packed else []
@@ -87,7 +87,7 @@ def _strategy(sums: Sums) -> Exported:
 
 def _far(sums: Sums) -> Plan:
     """Of sums that reach far: bands of a few cells, all by themselves."""
-    band, cells = problem.band_of(sums.count, math.prod, block_sizes.FAR_CELLS, bands.DENSE)
+    band, cells = band_of(sums.count, math.prod, block_sizes.FAR_CELLS, bands.DENSE)
     groups, tiles = sums.c.groups, math.ceil(sums.c.d / COLUMNS)
     pitch = min(block_sizes.FAR_CHANNELS, math.ceil(sums.c.s / VECTOR) * VECTOR)
     items = sums.c.batch * groups * math.prod(problem.bands_of(sums.count, band)) * tiles

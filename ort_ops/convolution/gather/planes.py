@@ -10,12 +10,12 @@ from onnx_backprop.ort_ops.compiler.decorators import VECTOR, inner
 from onnx_backprop.ort_ops.compiler.llvm import F32, load_f32, stack, store_f32, store_i64
 from onnx_backprop.ort_ops.compiler.records import view
 from onnx_backprop.ort_ops.convolution import parameters as par
-from onnx_backprop.ort_ops.convolution.bias import add_to_rows, bias_address, bias_of
+from onnx_backprop.ort_ops.convolution.bias import bias_address, bias_of
 from onnx_backprop.ort_ops.vector.boxes import copy_line, copy_pairs, dense, dot, volume
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, TILE_ROWS, multiply, rows_apart
 from onnx_backprop.ort_ops.vector.matrix_tiles import SIDE
 from onnx_backprop.ort_ops.vector.registers import MOST_STEP, copy_every, copy_rows, merge_rows
-from onnx_backprop.ort_ops.vector.rows import clear, write_phase
+from onnx_backprop.ort_ops.vector.rows import add_to_rows, clear, write_phase
 
 _values = stack(COLUMNS)
 _SUMS = max(ROWS, SIDE) * COLUMNS  # floats of a tile

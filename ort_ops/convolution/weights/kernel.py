@@ -4,7 +4,7 @@
 
 A product whose rows are scalars from one tensor and whose columns are channels of the other, which therefore must lie
 together in every cell: dy with the columns d and rows (s, t) or, swapped, x with the columns s and rows d, tap by tap.
-Data NCX are transposed band by band for that. No image is unrolled.
+Data NCX are transposed band by band for that, once for all items where these may share so much. No image is unrolled.
 
 The batch and its bands are cut into parts, as many as the shape says; each part's sum goes from cell to cell in the
 order of memory and the parts are added up in order, so that threads change nothing. Those of a single part stay in the
@@ -20,7 +20,7 @@ from onnx_backprop.ort_ops.convolution.gather.planes import image_of, kernel_tap
 from onnx_backprop.ort_ops.runtime.stages import stage
 from onnx_backprop.ort_ops.vector import boxes
 from onnx_backprop.ort_ops.vector.boxes import dot, volume
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, multiply
+from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS, multiply_all
 from onnx_backprop.ort_ops.vector.rows import add_run, clear, write_run
 
 _PAGE = 4096
@@ -36,7 +36,7 @@ def _scalars(p, tensor, begin, channels, copy):
     """
     (data, first, channel, stride), low, size, length = tensor
     first += begin * channel
-    short = p.taps == 1 and _run(size, stride, stride)[0] < min(_SHORT, volume(size))
+    short = p.taps == 1 and boxes.run_of(size, stride, stride)[0] < min(_SHORT, volume(size))
     if p.kind == F32 and boxes.within(low, size, length) and 4 * channel % _PAGE != 0 and not short:
         return data + 4 * (first + dot(low, stride)), channel, stride
     if p.c.last:
@@ -50,54 +50,29 @@ def _scalars(p, tensor, begin, channels, copy):
 
 
 @inner
-def _columns(p, tensor, channels, copy):
-    """A box whose cells hold their channels together: (address, strides of the axes), in place or copied."""
+def _columns(p, tensor, channels, copy, ready):
+    """A box whose cells hold their channels together, in place or copied, if it is not ready.
+
+    Answers (address, strides of the axes, bytes from tile to tile): channels that lie apart are copied tile by tile.
+    """
     ((data, first, channel, stride), low, size, length), columns = tensor, p.columns
     if p.c.last:
         if p.kind == F32 and channels == columns and boxes.within(low, size, length):
-            return data + 4 * (first + dot(low, stride)), stride
+            return data + 4 * (first + dot(low, stride)), stride, 4 * COLUMNS
         boxes.copy_box_cells(p.kind, copy, columns, data, first, channels, stride, low, size, length)
-    else:
-        boxes.turn_box(p.kind, copy, columns, data, first, channels, channel, stride, low, size, length)
-    return copy, boxes.dense(size, columns)
+        return copy, boxes.dense(size, columns), 4 * COLUMNS
+    width = min(columns, COLUMNS)
+    tile = 4 * width * volume(size)
+    for c in range(0, 0 if ready else channels, width):
+        to, some = copy + c // width * tile, min(width, channels - c)
+        boxes.turn_box(p.kind, to, width, data, first + c * channel, some, channel, stride, low, size, length)
+    return copy, boxes.dense(size, width), tile
 
 
 @inner
 def _shift(p, tap, stride):
     """How far behind a band's first cell a tap starts."""
     return dot(kernel_tap(p, tap).shift - p.low, stride)
-
-
-@inner
-def _run(size, a, b):
-    """Of cells so far apart along the axes in two operands: (how many follow one another in both, planes, rows)."""
-    if a[1] != size[2] * a[2] or b[1] != size[2] * b[2]:
-        return size[2], size[0], size[1]
-    if a[0] != size[1] * a[1] or b[0] != size[1] * b[1]:
-        return size[1] * size[2], size[0], 1
-    return volume(size), 1, 1
-
-
-@inner
-def _segments(size, a, b, table):
-    """The runs of cells of a band, where each starts in either operand: ((table, how many), cells of each)."""
-    length, planes, rows = _run(size, a, b)
-    for z in range(planes):
-        for y in range(rows):
-            entry = 2 * (z * rows + y)
-            store_i64(table, entry, 4 * dot((z, y, 0), a))
-            store_i64(table, entry + 1, 4 * dot((z, y, 0), b))
-    return (table, planes * rows), length
-
-
-@inner
-def _product(c, count, columns, a, b, table, length, add):
-    """All tiles of `count` rows and `columns` columns; the offsets of the rows end with some that repeat the last."""
-    for column in range(0, columns, COLUMNS):
-        for row in range(0, count, ROWS):
-            to, rows, right = c[0] + c[1] * row + 4 * column, a[1] + 8 * row, (b[0] + 4 * column, b[1])
-            left, height = (a[0], rows, a[2]), min(ROWS, count - row)
-            multiply(height, columns - column, (to, c[1]), left, right, table, length, add)
 
 
 def items_of(name: str, unit: Any) -> Any:
@@ -133,28 +108,43 @@ def items_of(name: str, unit: Any) -> Any:
 
 
 @inner
-def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
-    """One band of one image."""
+def _tensors(call, p, unit, group):
+    """(source, destination, cells) of one band of one image."""
     n, at = unit // volume(p.bands), boxes.nth(p.bands, unit % volume(p.bands)) * p.band
-    size, step, swapped = min(p.band, p.c.out_length - at), p.c.strides, p.swapped
+    size, step = min(p.band, p.c.out_length - at), p.c.strides
     x_first, dy_first = image_of(p.c.source, n, group * p.c.s), image_of(p.c.destination, n, group * p.c.d)
     of_x = call.inputs[p.source], x_first, p.c.source.c, p.c.source.cells
     of_dy = call.inputs[p.dest], dy_first, p.c.destination.c, p.c.destination.cells
     x = of_x, at * step + p.low, boxes.read_by(size, step, p.low, p.high), p.c.source_length
-    dy = of_dy, at, size, p.c.out_length
+    return x, (of_dy, at, size, p.c.out_length), size
+
+
+@inner
+def _turn(call, p, item, _scratch):
+    """The columns of one band, for all items."""
+    x, dy, _ = _tensors(call, p, item % p.units, item // p.units)
+    right, channels = (x, p.c.s) if p.swapped else (dy, p.c.d)
+    _columns(p, right, channels, call.shared + 4 * item * p.turned, False)
+
+
+@inner
+def _unit(p, call, unit, group, begin, end, c, per_row, add, scratch):
+    """One band of one image."""
+    (x, dy, size), step, swapped = _tensors(call, p, unit, group), p.c.strides, p.swapped
     right, left, channels, row_taps = (x, dy, p.c.s, 1) if swapped else (dy, x, p.c.d, p.taps)
     rows, count = scratch + p.offsets.rows, (end - begin) * row_taps
-    b, b_stride = _columns(p, right, channels, scratch + p.offsets.columns)
+    copy = call.shared + 4 * (group * p.units + unit) * p.turned if p.turned else scratch + p.offsets.columns
+    b, b_stride, b_tile = _columns(p, right, channels, copy, p.turned)
     a, channel, a_stride = _scalars(p, left, begin, end - begin, scratch + p.offsets.scalars)
     for row in range(count + ROWS):  # behind the last one, where tiles read on, it is repeated
         at_row = min(row, count - 1)
         store_i64(rows, row, 4 * (at_row // row_taps * channel + _shift(p, at_row % row_taps, a_stride)))
     a_step, b_step = (a_stride, step * b_stride) if swapped else (step * a_stride, b_stride)
-    segments, run = _segments(size, a_step, b_step, scratch + p.offsets.table)
+    segments, run = boxes.segments_of(size, a_step, b_step, scratch + p.offsets.table)
     for t in range(p.taps // row_taps):
-        right_at = b + 4 * _shift(p, t, b_stride), 4 * b_step[2]
+        right_at = b + 4 * _shift(p, t, b_stride), 4 * b_step[2], b_tile
         to = c + 4 * t * p.columns, 4 * per_row
-        _product(to, count, p.columns, (a, rows, 4 * a_step[2]), right_at, segments, run, add)
+        multiply_all(to, count, channels, (a, rows, 4 * a_step[2]), right_at, segments, run, add, p.chunk)
 
 
 @inner
@@ -207,4 +197,5 @@ def _finish(call, p, group, channel, run, first):
 
 
 WORK = stage("cells_work", par.Cells, items_of("products", _unit))
+TURN = stage("cells_turn", par.Cells, _turn)
 REDUCE = stage("cells_reduce", par.Cells, _reduce)

@@ -17,8 +17,8 @@ from onnx_backprop.ort_ops.convolution.weights import kernel as weights_kernel
 from onnx_backprop.ort_ops.convolution.weights import matrices
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
-from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, workspace
-from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS, SPARE_ROWS
+from onnx_backprop.ort_ops.runtime.workspace import FLOAT, WORD, band_of, rounds, workspace
+from onnx_backprop.ort_ops.vector.gemm_tile import CHUNK, COLUMNS, ROWS, SPARE_ROWS
 from onnx_backprop.ort_ops.vector.matrix_tiles import CONFIGURATION, DEPTH, GROUP, SIDE, SUMS
 
 # Nanoseconds of one thread: a product of vectors, a float copied as a column, one of cells apart (by each block
@@ -95,7 +95,7 @@ def _depthwise(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord
     # shape alone.
     block, rows = min(vectors, block_sizes.MOST_VECTORS) if c.last else 1, (1, *c.out_length[1:])
     most = block_sizes.CELLS_FLOATS // (block * VECTOR)
-    band, _ = problem.band_of(rows, lambda band: sum(cells(band)), most, (1, 1, min(VECTOR, rows[2])))
+    band, _ = band_of(rows, lambda band: sum(cells(band)), most, (1, 1, min(VECTOR, rows[2])))
     bands = problem.bands_of(c.out_length, band)
     units = c.batch * math.prod(bands)
     elements = c.batch * c.groups * (math.prod(c.source_length) + math.prod(c.out_length))
@@ -106,7 +106,7 @@ def _depthwise(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord
     while block > 1 and (4 * parts * count * block * VECTOR > limit or copied * block > block_sizes.THREAD_FLOATS):
         block = math.ceil(block / 2)
     blocks, of_block = math.ceil(vectors / block), 4 * parts * count * block * VECTOR
-    _, at_once = problem.rounds(1, blocks, of_block, limit)
+    _, at_once = rounds(1, blocks, of_block, limit)
     gradient, source = (0 if in_place else FLOAT * n * block * VECTOR for n in cells(band))
     offsets, per_thread = workspace(par.CellsOffsets, shifts=WORD * count, gradient=gradient, source=source)
     head = replace(
@@ -137,7 +137,8 @@ def _product(c: problem.Correlation, head: par.Cells, taps: list[par.TapRecord])
     parts = max(1, min(block_sizes.MAX_PARTS, units, worth))
     head = replace(
         head, band=band, bands=bands, swapped=swapped, units=units, parts=parts, columns=padded,
-        dense=[tap.weight for tap in taps] == list(range(count)),
+        dense=[tap.weight for tap in taps] == list(range(count)), turned=0 if c.last else of_columns,
+        chunk=CHUNK if count > 1 else max(block_sizes.LEAST_CHUNK, min(CHUNK, c.batch * math.prod(c.out_length) // 8)),
     )  # fmt: skip
     most = max(1, (block_sizes.THREAD_FLOATS - of_columns) // of_channel)  # channels of a block, which copies them
     least = 1 if swapped else min(rows, math.ceil(rows / most))
@@ -176,17 +177,22 @@ def _in_blocks(
         lines = block_rows * lines_of_row + SPARE_ROWS
         offsets, per_thread = scratch_of(block_rows, lines * per_row)
         if per_thread <= POOL_BYTES:
+            bands, turned = c.groups * head.units, head.turned if blocks > 1 else 0
+            turned *= 4 * bands * turned <= problem.shared_limit(c, head.kind)
             head = replace(
                 head, offsets=offsets, direct=True, blocks=blocks, rows=lines, round_groups=c.groups,
-                round_blocks=blocks,
+                round_blocks=blocks, turned=turned,
             )  # fmt: skip
-            return Plan(head, ((work, blocks * c.groups),), per_thread=per_thread, tables=tables)
+            turning = [(weights_kernel.TURN, bands)] if turned else []
+            stages = (*turning, (work, blocks * c.groups))
+            return Plan(head, stages, 4 * bands * turned, per_thread, tables=tables)
+    head = replace(head, turned=0)
     limit, of_group = problem.shared_limit(c, head.kind), 4 * parts * (row_lines + SPARE_ROWS) * per_row
     groups = min(c.groups, max(1, limit // max(of_group, 1)))  # at a time; where one does not fit, some of its blocks
     blocks = max(1, min(most, math.ceil(wanted / groups) * math.ceil(of_group / limit)), least)
     block_rows = math.ceil(rows / blocks)
     lines = block_rows * lines_of_row + SPARE_ROWS
-    groups, at_once = problem.rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
+    groups, at_once = rounds(c.groups, blocks, 4 * parts * lines * per_row, limit)
     channels = math.ceil(at_once * rows / blocks)
     offsets, per_thread = scratch_of(block_rows, 0)
     head = replace(
@@ -239,7 +245,7 @@ def _in_matrices(c: problem.Correlation, head: par.Cells, taps: list[par.TapReco
         steps = band[1] * _pitch(band) * block_sizes.PARTS_FLOATS // block_sizes.MATRIX_CELLS
         return max(sum(floats(band).values()), steps)
 
-    band, _ = problem.band_of(c.out_length, total, block_sizes.PARTS_FLOATS, least)
+    band, _ = band_of(c.out_length, total, block_sizes.PARTS_FLOATS, least)
     bands = problem.bands_of(c.out_length, band)
     arrays, pitch, units = floats(band), _pitch(band), c.batch * math.prod(bands)
     cells, of_part = c.batch * math.prod(c.out_length), 4 * rows * columns * count
@@ -288,16 +294,26 @@ def _band(
     def floats(band: Sequence[int]) -> tuple[int, int]:
         cells = math.prod(band)
         box = math.prod((b - 1) * s + 1 + h - lo for b, s, lo, h in zip(band, c.strides, low, high, strict=True))
-        return (box * _padded(c.s), cells + 32) if swapped else (cells * _padded(c.d), box + 32)
+        return (box * copied(c.s), cells + 32) if swapped else (cells * copied(c.d), box + 32)
 
+    def copied(channels: int) -> int:
+        """Of a cell: in tiles, or as they lie together."""
+        padded = _padded(channels)
+        return padded if c.last or padded <= COLUMNS else math.ceil(channels / COLUMNS) * COLUMNS
+
+    rows, columns = (c.d, _padded(c.s)) if swapped else (c.s, _padded(c.d))
+    tiled = math.prod(c.kernel) == 1 and not c.last  # columns, one tile after the other
+    if math.prod(c.kernel) == 1:  # no more rows are a block's, whose sums are not shared
+        rows = min(rows, max(ROWS, block_sizes.DIRECT_FLOATS // columns))
     cells = max(block_sizes.LEAST_CELLS, c.batch * math.prod(c.out_length) // block_sizes.MAX_PARTS)
 
     def total(band: Sequence[int]) -> int:
         of_columns, of_channel = floats(band)
-        copied = of_columns + (c.d if swapped else c.s) * of_channel
-        return max(copied, math.prod(band) * block_sizes.BAND_FLOATS // cells)
+        if tiled and of_columns <= block_sizes.THREAD_FLOATS // 2:
+            of_columns = COLUMNS * math.prod(band)
+        return max(of_columns + rows * of_channel, math.prod(band) * block_sizes.BAND_FLOATS // cells)
 
-    band, size = problem.band_of(c.out_length, total, block_sizes.BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
+    band, size = band_of(c.out_length, total, block_sizes.BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))
     if size > block_sizes.THREAD_FLOATS:
-        band, _ = problem.band_of(c.out_length, total, block_sizes.THREAD_FLOATS, (1, 1, 1))
+        band, _ = band_of(c.out_length, total, block_sizes.THREAD_FLOATS, (1, 1, 1))
     return band, floats(band)

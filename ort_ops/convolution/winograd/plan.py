@@ -6,11 +6,12 @@ from dataclasses import replace
 from onnx_backprop.ort_ops.compiler.llvm import F32
 from onnx_backprop.ort_ops.compiler.machine import VECTOR, matrix_tiles, processors
 from onnx_backprop.ort_ops.convolution import block_sizes
-from onnx_backprop.ort_ops.convolution.problem import Correlation, images_joined, rounds, shared_limit
+from onnx_backprop.ort_ops.convolution.problem import Correlation, images_joined, shared_limit
 from onnx_backprop.ort_ops.convolution.winograd import kernel, tiles, weights
 from onnx_backprop.ort_ops.convolution.winograd.kernel import column_floats, odd_lines, plane_floats
 from onnx_backprop.ort_ops.runtime.scratch import POOL_BYTES
 from onnx_backprop.ort_ops.runtime.stages import Plan
+from onnx_backprop.ort_ops.runtime.workspace import rounds
 from onnx_backprop.ort_ops.vector.gemm_tile import COLUMNS, ROWS
 from onnx_backprop.ort_ops.vector.matrix_tiles import SIDE
 

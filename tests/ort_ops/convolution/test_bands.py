@@ -9,9 +9,10 @@ import pytest
 
 from onnx_backprop.ort_ops.convolution.gather import bands
 from onnx_backprop.ort_ops.convolution.gather import plan as gather_plan
-from onnx_backprop.ort_ops.convolution.problem import band_of, three
+from onnx_backprop.ort_ops.convolution.problem import three
 from onnx_backprop.ort_ops.convolution.weights import plan as weights_plan
 from onnx_backprop.ort_ops.convolution.winograd import plan as winograd_plan
+from onnx_backprop.ort_ops.runtime.workspace import band_of
 from tests.ort_ops.planned import Shapes, convolution, without_matrix_tiles
 from tests.support import single_op
 

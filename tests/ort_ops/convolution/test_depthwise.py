@@ -87,6 +87,46 @@ def test_which_ones() -> None:
     assert slides(attributes(2), (1, 4, 9, 9), (4, 2, 3, 3)) == 0
 
 
+def slides_back(length: int, size: int, pad: int, **changes: Any) -> int:
+    """The form by which the data gradient with a stride of 2 of 4 channels slides."""
+    attrs = attributes(4, strides=[2, 2], pads_begin=[pad, pad], pads_end=[pad, pad], **changes)
+    x, w = (1, 4, length, length), (4, 1, size, size)
+    y = evaluate("Convolution", attrs, [np.zeros(x, f32), np.zeros(w, f32)]).shape
+    c = correlation(Attributes(BY_NAME["Convolution"], attrs), x, y, w, (0, 1, 2, 3), infers=True)
+    return numbers(gather_plan.plan(c, F32, adjoint=True), par.Gather).stencil
+
+
+def test_which_ones_with_a_stride() -> None:
+    assert slides_back(14, 3, 0) == 13
+    assert slides_back(14, 3, 1) == 23
+    assert slides_back(14, 5, 2) == 15
+    assert slides_back(14, 5, 1) == 25
+    assert slides_back(14, 7, 3) == 0
+    assert slides_back(1, 5, 2) == 0
+    assert slides_back(24, 3, 1, dilations=[2, 2]) == 0
+    assert slides_back(24, 3, 1, dilations=[3, 3]) == 0
+
+
+STRIDED = [(7, 1), (16, 33), (3, 70), (9, 14), (2, 16), (31, 15), (1, 12), (25, 130), (64, 62)]
+
+
+@pytest.mark.parametrize(("size", "begin", "end"), [(3, 1, 1), (3, 0, 1), (3, 2, 0), (5, 2, 2), (5, 1, 2), (5, 4, 3)])
+def test_data_gradients_with_a_stride(rng, size: int, begin: int, end: int) -> None:
+    """Of small integers, whose sums are exact; a cell that is not finite stays with those that it reaches."""
+    attrs = attributes(3, strides=[2, 2], pads_begin=[begin, begin], pads_end=[end, end])
+    calls = []
+    for lengths in STRIDED:
+        if min(lengths) + begin + end < size:
+            continue
+        x, w = np.zeros((2, 3, *lengths), f32), rng.integers(1, 4, (3, 1, size, size)).astype(f32)
+        dy = rng.integers(-3, 4, evaluate("Convolution", attrs, [x, w]).shape).astype(f32)
+        dy[0, 1, -1, dy.shape[3] // 2] = np.inf
+        calls.append(("ConvolutionBackwardData", attrs, [dy, w, np.array(x.shape, np.int32)]))
+    for (op, _, inputs), (got,) in zip(calls, calls_together(calls, "native")(), strict=True):
+        expected = evaluate(op, attrs, inputs).astype(f32)
+        np.testing.assert_array_equal(got, expected, err_msg=f"{inputs[-1]}", strict=True)
+
+
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_what_is_not_finite_stays_with_the_cells_that_read_it(rng, value) -> None:
     """Channel c has such a value in column c of one row."""

@@ -75,3 +75,23 @@ def test_gradients_of_patches_are_products(outs: int, patch: int, cells: int) ->
         "f32"
     )
     assert FALLBACK not in [stage for stage, _ in plan.stages]
+
+
+@pytest.mark.parametrize(("kernel", "stride", "pad"), [(3, 1, 1), (3, 2, 1), (5, 1, 2)])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+def test_taps_beyond_a_small_image_are_no_terms(rng, data_format: str, kernel: int, stride: int, pad: int) -> None:
+    """A weight that is not finite leaves cells alone that it does not reach: no product with zeros around the image."""
+    channels, length = 80, 7
+    case = (3, 1, channels, channels, (length, length), (kernel,) * 2, (stride,) * 2, (pad,) * 2, (pad,) * 2)
+    attrs = attributes(case) | {"data_format": data_format}
+    x, w = (3, channels, length, length), rng.integers(-3, 4, (channels, channels, kernel, kernel)).astype(f32)
+    outs = (length + 2 * pad - kernel) // stride + 1
+    dy = rng.integers(1, 4, (3, channels, outs, outs)).astype(f32)  # no zeros, where the weight does reach
+    w[:, :, 0, 0] = np.inf
+    if data_format == "NXC":
+        x, dy = (3, length, length, channels), np.ascontiguousarray(np.moveaxis(dy, 1, -1))
+    inputs = [dy, w, np.array(x, np.int32)]
+    got = single_op.run("ConvolutionBackwardData", attrs, inputs, kernels="native")
+    expected = evaluate("ConvolutionBackwardData", attrs, inputs)
+    assert np.isfinite(expected).any()
+    np.testing.assert_array_equal(got, expected.astype(f32))
