@@ -164,8 +164,6 @@ def training_graph(
         others = " and ".join(name for name, value in alone.items() if value)
         asked = "per_sample" if privacy is None else "per_sample_clip"
         raise InvalidArgumentError(f"the gradients of each row do not go with {others}. Leave one out", asked)
-    if lengths and budget is None:
-        raise InvalidArgumentError("goes with memory, which is the only one to read them", "lengths")
     draft = TrainingDraft(
         model,
         updater,

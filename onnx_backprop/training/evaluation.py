@@ -128,23 +128,28 @@ class Evaluator:
         session, names = self._metrics(metrics)
         measures = Measures({name: metrics[name] for name in names}, names)
         total, seen = 0.0, 0
+        unlabelled: Exception | None = None
         batches = loader if ranks is None else ranks.whole_batches(loader)
         first, step = (0, 1) if ranks is None else (ranks.communicator.rank, ranks.communicator.size)
         for n, batch in enumerate(shown(batches, what="evaluating", unit="batch")):
             feeds = self._inputs.named(batch)
-            count = self._weight(feeds)
-            if self._counts is not None and not count:
-                continue  # all of its labels are left out, so that its loss is a mean of nothing
             try:
                 loss, results = self._measured(feeds, weights, what.format(first + n * step), session)
             except BadBatchError as e:
-                raise of_data(e, loader, first + n * step, "the data of the evaluation") from None
+                fault = of_data(e, loader, first + n * step, "the data of the evaluation")
+                if self._counts is None or self._weight(feeds):
+                    raise fault from None
+                unlabelled = fault  # all of its labels are left out, so that its loss is a mean of nothing
+                continue
+            count = self._weight(feeds)
             total += count * loss
             seen += count
             measures.add(results)
         if ranks is not None:
             total, seen = ranks.totals(total, seen)
             measures.gather(ranks.communicator)
+        if not seen and unlabelled is not None:
+            raise unlabelled
         if not seen:
             what = "token" if self._tokens else "label"
             why = "is empty; expected at least one batch" if self._counts is None else f"holds no {what} that counts"

@@ -49,10 +49,9 @@ def image_folder(
         data = ob.image_folder("flowers", (224, 224), image="input")
         batches = ob.Batches(data, 32, scale="imagenet", transform=ob.augment("flip", "crop"))
 
-        held_out = ob.image_folder("more_flowers", (224, 224), image="input", classes=data.classes)
-
-    Classes are the folders sorted by name, `data.classes`; `classes` gives those of other images, whose numbers they
-    get, and of which some may be missing. Images are read and resized when a batch needs them. Needs Pillow.
+    Classes are the folders sorted by name, `data.classes`; `classes=data.classes` gives other images, as those of an
+    evaluation, the numbers of these, of which some may be missing. Images are read and resized when a batch needs them.
+    Needs Pillow.
 
     Errors: InvalidArgumentError for a folder without classes, or with one that `classes` lacks, a class without images,
     a file that is no image.
