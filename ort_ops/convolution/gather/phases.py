@@ -165,8 +165,11 @@ class Sums:
 
     @property
     def exact(self) -> bool:
-        """Whether taps beyond the ends of rows are left out, where they are many: it takes tiles of their own."""
-        if self.in_runs or not self.cells:
+        """Whether taps beyond the ends of rows are left out, where they are many: it takes tiles of their own.
+
+        Not of long kernels, of which nearly every cell of a row reaches other taps: tiles of single cells wait.
+        """
+        if self.in_runs or not self.cells or len({tap.shift[2] for phase in self.phases for tap in phase.taps}) > 3:
             return False
         step, length = self.head.step[2], self.c.source_length[2]
         cells = [(phase.count[2], tap.shift[2]) for phase in self.phases for tap in phase.taps]

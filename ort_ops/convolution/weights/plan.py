@@ -310,7 +310,7 @@ def _band(
     def total(band: Sequence[int]) -> int:
         of_columns, of_channel = floats(band)
         if tiled and of_columns <= block_sizes.THREAD_FLOATS // 2:
-            of_columns = COLUMNS * math.prod(band)
+            of_columns = min(of_columns, COLUMNS * math.prod(band))
         return max(of_columns + rows * of_channel, math.prod(band) * block_sizes.BAND_FLOATS // cells)
 
     band, size = band_of(c.out_length, total, block_sizes.BAND_FLOATS, (1, 1, min(c.out_length[2], 64)))

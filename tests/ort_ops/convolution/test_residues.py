@@ -77,7 +77,7 @@ def test_gradients_of_patches_are_products(outs: int, patch: int, cells: int) ->
     assert FALLBACK not in [stage for stage, _ in plan.stages]
 
 
-@pytest.mark.parametrize(("kernel", "stride", "pad"), [(3, 1, 1), (3, 2, 1), (5, 1, 2)])
+@pytest.mark.parametrize(("kernel", "stride", "pad"), [(3, 1, 1), (3, 2, 1)])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 def test_taps_beyond_a_small_image_are_no_terms(rng, data_format: str, kernel: int, stride: int, pad: int) -> None:
     """A weight that is not finite leaves cells alone that it does not reach: no product with zeros around the image."""
