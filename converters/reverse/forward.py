@@ -7,7 +7,7 @@ from typing import Any, overload
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.exporters.origins import axis_of, operation_of
+from onnx_backprop.converters.prepare.exporters.origins import operation_of
 from onnx_backprop.converters.reverse.known import constant_value, dims
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedAttributeError, UnsupportedError
 
@@ -41,11 +41,6 @@ class Forward:
     def is_torch(self, *operations: str) -> bool:
         """Whether the node comes from one of these operations of torch, as "max.dim"; a file may not say it."""
         return operation_of(self.node).removeprefix("torch.ops.aten.") in operations
-
-    @property
-    def axis_in_torch(self) -> int | None:
-        """The axis that the operation of torch was called with behind its tensor; None if unknown."""
-        return axis_of(self.node)
 
     @property
     def inputs(self) -> Sequence[ir.Value | None]:

@@ -32,18 +32,13 @@ def reduce_extreme(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
     Edge: torch's max(dim) gives all to the first of them.
     """
-    if node.is_torch("max.dim", "min.dim") and (axis := node.axis_in_torch) is not None:
-        return _to_first(op, node, dy, axis)
     x, noop = node.input(0), node.int("noop_with_empty_axes", 0) or None
     hit = op.Equal(x, _restore(op, node, node.output()))
+    if node.is_torch("max.dim", "min.dim") and node.has(1):  # one axis, which a vmap may have moved
+        place = op.CumSum(op.Cast(hit, to=ir.DataType.INT64), op.Squeeze(node.input(1)))
+        return op.Where(op.And(hit, op.Equal(place, 1)), _restore(op, node, dy), 0)
     count = op.ReduceSum(op.Cast(hit, to=work_type(x)), *_axes(node), keepdims=1, noop_with_empty_axes=noop)
     return op.Where(hit, narrow(op, op.Div(widen(op, _restore(op, node, dy), x), count), x), 0)
-
-
-def _to_first(op: Builder, node: Forward, dy: ir.Value, axis: int) -> ir.Value:
-    x = widen(op, node.input(0), node.input(0))  # onnxruntime searches no half types
-    first = op.ArgMax(x, axis=axis) if node.op_type == "ReduceMax" else op.ArgMin(x, axis=axis)
-    return op.ScatterElements(op.zeros(op.shape(x), dy), first, _restore(op, node, dy), axis=axis)
 
 
 @gradient("ReduceSumSquare", versions=(18,))

@@ -137,7 +137,7 @@ class Forces(torch.nn.Module):
         return -torch.autograd.grad(self.n(x).sum(), x, create_graph=True)[0]
 
 
-def test_what_is_no_forward_pass_is_refused() -> None:
+def test_autograd_grad_and_max_norm_in_forward_are_refused() -> None:
     with pytest.raises(ob.UnsupportedError, match="the module calls grad: expected a forward pass"):
         ob.torch.export(Forces(), (torch.randn(2, 4),))
     table = torch.nn.Embedding(10, 6, max_norm=1.0)
@@ -159,7 +159,7 @@ class ReadTwice(torch.nn.Module):
         return self.o(x * self.g + torch.tanh(x * self.g))
 
 
-def test_what_the_file_says_of_parameters_is_no_guess() -> None:
+def test_no_warning_about_parameters_that_the_file_marks() -> None:
     file, said = exported(ReadTwice(), torch.randn(2, 5, 4))
     assert "trained as one" not in said
     assert "does not say for sure" not in said

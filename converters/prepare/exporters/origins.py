@@ -44,7 +44,6 @@ TIED = "onnx_backprop.tied"  # a graph's metadata: pairs of names that are one t
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: what torch's optimizer computed it from
 FX = "pkg.torch.onnx.fx_node"  # a node's metadata: the operation of torch that it comes from, with its arguments
 _ARGUMENTS, _VALUES = re.compile(r"\(args = \((.*)\), kwargs = "), re.compile(r"%(\w+)")
-_AXIS = re.compile(r"\(args = \(%\w+, (-?\d{1,3})[,)]")
 _OPERATION = re.compile(r"\[target=([\w.]+)\]\(args = ")
 _SCOPES = "pkg.torch.onnx.name_scopes"  # a node's metadata: the modules that it comes from, then its own name
 _LITERAL = re.compile(r"_inlfunc_.*|(.*/)?Constant(_\d+)?(_output_\d+)?")
@@ -214,12 +213,6 @@ def operation_of(node: NodeProto | ir.Node) -> str:
     """The operation of torch that a node comes from, as `torch.ops.aten.group_norm.default`; "" if unknown."""
     match = _OPERATION.search(called_with(node))
     return match[1] if match else ""
-
-
-def axis_of(node: NodeProto | ir.Node) -> int | None:
-    """The axis that such an operation was called with behind a tensor, as of `max(x, 1)`; None if unknown."""
-    match = _AXIS.search(called_with(node))
-    return int(match[1]) if match else None
 
 
 def called_with(node: NodeProto | ir.Node) -> str:

@@ -117,6 +117,8 @@ class Rows(Forward):
         }
         outputs = len(self.node.outputs)
         results = self._op.emit(self.op_type, inputs, attributes | changed, outputs=outputs, domain=self.node.domain)
+        if (node := results[0].producer()) is not None:  # which says of torch's operation how ties are differentiated
+            node.metadata_props.update(self.node.metadata_props)
         for value, row in zip(results, self.node.outputs, strict=True):
             if row.dtype is not None:
                 value.dtype = row.dtype

@@ -65,7 +65,8 @@ class Augmentation:
             shape = row[name].shape
             if len(shape) not in (2, 3):
                 raise InvalidArgumentError(f"augment: {name!r}: expected an image or a mask, got the shape {shape}")
-            axes[name] = _sides_of_image(shape) or (len(shape) - 2, len(shape) - 1)
+            last = any(len(shape) == 3 and sides == (0, 1) for sides in axes.values())  # channels, as those before
+            axes[name] = _sides_of_image(shape) or ((0, 1) if last else (len(shape) - 2, len(shape) - 1))
         return axes, list(self.images or ())
 
     def _guessed(self, row: Row) -> tuple[dict[str, Sides], list[str]]:
@@ -80,7 +81,8 @@ class Augmentation:
         if self.jitter and len(images) > 1:
             listed = ", ".join(map(repr, images))
             raise InvalidArgumentError(f"augment: jitter: {listed} have the shapes of images. {_NAME_THEM}")
-        axes = {name: images.get(name) or _sides_like(shape, sizes) for name, shape in shapes.items()}
+        last = (0, 1) in images.values()
+        axes = {name: images.get(name) or _sides_like(shape, sizes, last=last) for name, shape in shapes.items()}
         for name, sides in axes.items():
             if sides is None:
                 listed = ", ".join(f"{y}x{x}" for y, x in sorted(sizes))
@@ -110,9 +112,10 @@ def _sides_of_image(shape: tuple[int, ...]) -> Sides | None:
     return (0, 1) if len(shape) == 3 and shape[2] in (1, 3) else None
 
 
-def _sides_like(shape: tuple[int, ...], sizes: Collection[Sides]) -> Sides | None:
-    """Where a mask, or what has any number of channels, has one of several sizes."""
-    for sides in ((0, 1),) if len(shape) == 2 else ((1, 2), (0, 1)) if len(shape) == 3 else ():
+def _sides_like(shape: tuple[int, ...], sizes: Collection[Sides], *, last: bool) -> Sides | None:
+    """Where a mask, or what has any number of channels, has one of several sizes. last: channels, of a cube too."""
+    either = ((0, 1), (1, 2)) if last else ((1, 2), (0, 1))
+    for sides in ((0, 1),) if len(shape) == 2 else either if len(shape) == 3 else ():
         if (shape[sides[0]], shape[sides[1]]) in sizes:
             return sides
     return None

@@ -8,6 +8,7 @@ from onnx import ModelProto, StringStringEntryProto, parser
 
 import onnx_backprop as ob
 from onnx_backprop.converters.prepare.exporters.origins import FX
+from onnx_backprop.converters.prepare.exporters.torch_metadata import STOP
 
 X = np.array([[-1.0, 0.0, 1.0, 1.0], [0.0, 0.0, -1.0, -2.0]])
 DY = np.array([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])
@@ -64,3 +65,28 @@ def test_the_first_of_several(reduce: str, axis: int, keepdims: int, kind: str, 
     np.testing.assert_array_equal(gradient(file, dy, dtype), first)
     shared = gradient(file_of(body, f"a{reduce.lower()}.default", "%x, [1]", kind), dy, dtype)
     np.testing.assert_allclose(shared, ties * dy.reshape(2, 1) / ties.sum(1, keepdims=True), rtol=1e-3)
+
+
+@pytest.mark.parametrize("in_axis", [0, 1, 2])
+def test_the_first_of_several_behind_vmap(in_axis: int) -> None:
+    """The axis of the node, not that of the text, which vmap leaves as it was."""
+    row = file_of("a = Constant<value_ints = [1]>() y = ReduceMax(x, a)", "max.dim", "%x, 1, True")
+    gradients = ob.backward(ob.vmap(row, {"x": in_axis}), wrt=["x"])
+    names = ob.derivatives(gradients)[-1]
+    rows = np.stack([X, X[::-1], 2 * X])
+    feeds = {"x": np.moveaxis(rows, 0, in_axis).copy(), names.seeds["y"]: np.ones((3, 2, 1))}
+    (got,) = ob.session(gradients).run([names.results["x"]], feeds)
+    expected = np.zeros_like(rows)
+    np.put_along_axis(expected, rows.argmax(2)[..., None], 1, 2)
+    np.testing.assert_array_equal(np.moveaxis(np.asarray(got), in_axis, 0), expected)
+
+
+def test_a_stop_behind_vmap_stays_one() -> None:
+    row = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (double[4] x) => (double[4] y) { d = Identity(x) y = Mul(x, d) }'
+    )
+    row.graph.node[0].metadata_props.add(key=STOP, value="detach")
+    gradients = ob.backward(ob.vmap(row, {"x": 0}), wrt=["x"])
+    names = ob.derivatives(gradients)[-1]
+    (got,) = ob.session(gradients).run([names.results["x"]], {"x": X, names.seeds["y"]: np.ones_like(X)})
+    np.testing.assert_array_equal(np.asarray(got), X)

@@ -86,7 +86,7 @@ def test_gradients_stop_where_a_trainer_stops_them(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", [estimator, partial(padding, 5), second_bias])
-def test_what_is_exported_has_no_stops(case: Callable[[], tuple[ModelProto, dict[str, np.ndarray]]]) -> None:
+def test_exported_model_has_no_stop_nodes(case: Callable[[], tuple[ModelProto, dict[str, np.ndarray]]]) -> None:
     file, _ = case()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -163,6 +163,16 @@ def test_any_number_of_channels_moves_with_a_mask() -> None:
                 np.testing.assert_array_equal(images[:, channel], batch["mask"])
 
 
+def test_a_cube_has_the_channels_where_the_image_has_them() -> None:
+    mask = RNG.random((40, 16, 16)) < 0.3
+    for axis in (1, -1):
+        x = np.stack([mask] * 3, axis).astype(np.float32)
+        cube = np.stack([mask] * 16, axis).astype(np.float32)
+        for options in ({}, {"images": ["x"], "masks": ["target"]}):
+            batch = rows_of({"x": x, "target": cube}, **options)
+            np.testing.assert_array_equal(np.take(batch["x"], 0, axis), np.take(batch["target"], 7, axis))
+
+
 def test_images_of_several_sizes_show_the_same() -> None:
     """A crop moves an image and its enlargement by the same share."""
     small = RNG.random((40, 3, 16, 24)).astype(np.float32)
@@ -174,7 +184,7 @@ def test_images_of_several_sizes_show_the_same() -> None:
         rows_of({"x": small, "target": small[..., :-1]})
 
 
-def test_what_the_shapes_do_not_say_is_asked() -> None:
+def test_ambiguous_shapes_are_refused() -> None:
     x, boxes = RNG.random((40, 3, 16, 16)).astype(np.float32), RNG.random((40, 5, 4)).astype(np.float32)
     masks = (x[:, :1] > 0.5).astype(np.float32)
     cases: list[tuple[dict[str, np.ndarray], tuple[str, ...], str]] = [

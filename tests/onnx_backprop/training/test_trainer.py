@@ -183,7 +183,7 @@ def test_training_learns() -> None:
     assert np.mean(predicted == data()["labels"]) > 0.85
 
 
-def test_evaluation_of_batches_with_time_first_is_that_of_all_numbers() -> None:
+def test_evaluate_weighs_time_major_batches_by_elements() -> None:
     model = parser.parse_model("""
         <ir_version: 10, opset_import: ["": 18]>
         g (float[T, N, 2] x) => (float[T, N, 1] y) { y = MatMul (x, w) }""")
