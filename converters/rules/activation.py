@@ -10,7 +10,7 @@ from onnx_backprop.converters.rules.common import DOMAIN_TYPES, cast, widen, wor
 from onnx_backprop.opset.core.shapes import Dims
 
 GELU_CUBIC = 0.044715  # of the tanh approximation, from the operator's definition
-SELU_ALPHA, SELU_GAMMA = 1.6732632423543772, 1.0507009873554805  # the operator's defaults
+SELU_ALPHA, SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875  # the operator's defaults, in float32
 GELU_SATURATED = 30.0  # beyond this |x| the slope is 0 or 1 in every float type
 
 

@@ -34,6 +34,12 @@ def narrow(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
     return cast(op, value, element_type(like))
 
 
+def divided(op: Builder, a: ir.Value, b: ir.Value) -> ir.Value:
+    """a / b; 0 where b = 0, and so are all its derivatives there: those of a division behind a Where are NaN."""
+    flat = op.Equal(b, 0)
+    return op.Where(flat, 0, op.Div(a, op.Where(flat, 1, b)))
+
+
 def as_shaped(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
     """The value in the shape of another."""
     return op.Reshape(value, op.shape(like), allowzero=1)

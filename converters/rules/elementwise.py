@@ -62,7 +62,7 @@ def power(op: Builder, node: Forward, dy: ir.Value) -> Grads:
         dx = op.unbroadcast(op.Mul(dy, slope), x, y)
     if node.wants(1):  # an exponent of integers has no gradient
         flat = op.And(op.Equal(x, 0), op.GreaterOrEqual(exponent, 0))
-        slope = op.Where(flat, 0, op.Mul(y, op.Log(x)))
+        slope = op.Where(flat, 0, op.Mul(y, op.Log(op.Where(flat, 1, x))))  # 1: second derivatives are finite there
         dp = cast(op, op.unbroadcast(op.Mul(dy, slope), p, y), element_type(p))
     return dx, dp
 

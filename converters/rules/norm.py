@@ -9,7 +9,16 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.expand import amends
 from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
-from onnx_backprop.converters.rules.common import DOMAIN_TYPES, as_shaped, cast, narrow, size_ratio, widen, work_type
+from onnx_backprop.converters.rules.common import (
+    DOMAIN_TYPES,
+    as_shaped,
+    cast,
+    divided,
+    narrow,
+    size_ratio,
+    widen,
+    work_type,
+)
 from onnx_backprop.converters.rules.merged_shapes import merged_length
 from onnx_backprop.converters.rules.standardise import Standardised, standardise
 from onnx_backprop.opset.core.shapes import Dims
@@ -157,7 +166,7 @@ def mean_variance_normalization(op: Builder, node: Forward, dy: ir.Value) -> Gra
     deviation = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
     sigma = op.Sqrt(op.ReduceMean(op.Mul(deviation, deviation), axes, keepdims=1))
     along = op.ReduceMean(op.Mul(g, y), axes, keepdims=1)
-    share = op.Where(op.Equal(sigma, 0), 0, op.Div(along, sigma))
+    share = divided(op, along, sigma)
     centred = op.Sub(g, op.ReduceMean(g, axes, keepdims=1))
     dx = op.Sub(op.Div(centred, op.Add(sigma, MEAN_VARIANCE_EPSILON)), op.Mul(y, share))
     return narrow(op, dx, dy)
@@ -177,8 +186,7 @@ def lp_normalization(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     norm = op.ReduceL1(x, axis, keepdims=1) if power == 1 else op.ReduceL2(x, axis, keepdims=1)
     direction = op.Sign(x) if power == 1 else y
     along = op.ReduceSum(op.Mul(y, g), axis, keepdims=1)
-    dx = op.Div(op.Sub(g, op.Mul(direction, along)), norm)
-    return narrow(op, op.Where(op.Equal(norm, 0), 0, dx), dy)
+    return narrow(op, divided(op, op.Sub(g, op.Mul(direction, along)), norm), dy)
 
 
 @gradient("LRN", versions=(13,))

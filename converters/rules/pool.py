@@ -11,6 +11,7 @@ from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, g
 from onnx_backprop.converters.rules.common import (
     DOMAIN_TYPES,
     as_shaped,
+    divided,
     narrow,
     padded,
     put_back,
@@ -114,8 +115,7 @@ def global_lp_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     Edge: 0 at x = 0 where p = 1. p < 1 is refused.
     """
     x, power, y = node.input(0), _power(node), widen(op, node.output())
-    share = op.Where(op.Equal(y, 0), 0, op.Div(widen(op, x), y))
-    return narrow(op, op.Mul(_odd_power(op, share, power), widen(op, dy)), x)
+    return narrow(op, op.Mul(_odd_power(op, divided(op, widen(op, x), y), power), widen(op, dy)), x)
 
 
 def _power(node: Forward) -> int:
@@ -137,8 +137,7 @@ def _over_power(op: Builder, y: ir.Value, dy: ir.Value, power: int) -> ir.Value:
     """dy · y^(1 - power), 0 where y = 0; y >= 0."""
     if power == 1:
         return dy
-    root = y if power == 2 else op.Pow(y, float(power - 1))
-    return op.Where(op.Equal(y, 0), 0, op.Div(dy, root))
+    return divided(op, dy, y if power == 2 else op.Pow(y, float(power - 1)))
 
 
 class _Windows:

@@ -5,7 +5,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.divisors import mark_divisor
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
-from onnx_backprop.converters.rules.common import cast, narrow, size_ratio, widen, work_type
+from onnx_backprop.converters.rules.common import cast, divided, narrow, size_ratio, widen, work_type
 
 
 @gradient("ReduceSum", versions=(13,))
@@ -59,8 +59,7 @@ def reduce_l1(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 def reduce_l2(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = √(Σ x²) over axes  =>  dx = dy · x / Y, 0 where Y = 0."""
     _refuse_noop(node)
-    y = node.output()
-    return op.Mul(node.input(0), _restore(op, node, op.Where(op.Equal(y, 0), 0, op.Div(dy, y))))
+    return op.Mul(node.input(0), _restore(op, node, divided(op, dy, node.output())))
 
 
 @gradient("ReduceLogSumExp", versions=(18,))

@@ -70,11 +70,7 @@ def keep_statistics(
         if not all(name in held and name in frozen for name in affine) or not (affine or {mean, var} & set(held)):
             continue
         node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
-        for old, place in zip(node.outputs[1:], STATISTICS, strict=False):
-            statistic = node.inputs[place]
-            if statistic is not None:
-                _replace(graph, old, statistic)
-        node.resize_outputs(1)
+        _hold_statistics(graph, node)
         kept.append(label(node))
     return kept
 
@@ -97,9 +93,18 @@ def infer_mode(graph: ir.Graph) -> None:
                         break
                     statistic = earlier.inputs[place]
                 node.replace_input_with(place, statistic)
-    for node in graph:
+    for node in list(graph):
         if node.domain == "" and node.op_type == "BatchNormalization" and not _trains(node):
-            node.resize_outputs(1)
+            _hold_statistics(graph, node)
+
+
+def _hold_statistics(graph: ir.Graph, node: ir.Node) -> None:
+    """What reads the statistics that a BatchNormalization gives reads those that it takes: no run renews them."""
+    for old, place in zip(node.outputs[1:], STATISTICS, strict=False):
+        statistic = node.inputs[place]
+        if statistic is not None:
+            _replace(graph, old, statistic)
+    node.resize_outputs(1)
 
 
 def renew_statistics(graph: ir.Graph, op: Builder) -> dict[ir.Value, ir.Value]:

@@ -18,8 +18,9 @@ class Shard(dict[str, Any]):
 
     @property
     def rows(self) -> int:
-        """The length of axis 0 of the first array; 0 without arrays."""
-        return next((np.shape(array)[0] for array in self.values()), 0)
+        """The length of axis 0 of the first array that has axes; 1 if none has, 0 without arrays."""
+        shapes = [np.shape(array) for array in self.values()]
+        return next((shape[0] for shape in shapes if shape), min(len(shapes), 1))
 
 
 def bounds(count: int, rank: int, size: int) -> tuple[int, int]:

@@ -149,6 +149,8 @@ class Twin:
             return tuple(found[value] for value in branch.outputs)
         if node.op_type == "Loop" and not node.domain:
             return self._loop(node, attributes["body"], values)
+        if node.op_type == "Scan" and not node.domain:
+            return self._scan(node, attributes, values)
         operator = twin_operators.OPERATORS.get((node.domain if node.domain != "ai.onnx" else "", node.op_type))
         if operator is None:
             raise UnknownOperatorError(f"{node.domain or 'ai.onnx'}.{node.op_type} '{node.name}'")
@@ -172,3 +174,27 @@ class Twin:
                 scan.append(value)
             n += 1
         return (*carried, *(torch.stack(scan) for scan in scans))
+
+    def _scan(self, node: NodeProto, attributes: dict[str, Any], values: dict[str, Any]) -> tuple[Any, ...]:
+        """Of opset 9 and later, where no axis is that of a batch."""
+        body, count = attributes["body"], attributes["num_scan_inputs"]
+        given = [values[name] for name in node.input]
+        carried, scanned = given[:-count], given[-count:]
+        axes = attributes.get("scan_input_axes") or [0] * count
+        back = attributes.get("scan_input_directions") or [0] * count
+        scans: list[list[Any]] = [[] for _ in body.outputs[len(carried) :]]
+        steps = scanned[0].shape[axes[0]]
+        for n in range(steps):
+            slices = [x.select(axis, steps - 1 - n if b else n) for x, axis, b in zip(scanned, axes, back, strict=True)]
+            inner = self._run(body, values | dict(zip(body.inputs, [*carried, *slices], strict=True)))
+            results = [inner[value] for value in body.outputs]
+            carried, last = results[: len(carried)], results[len(carried) :]
+            for scan, value in zip(scans, last, strict=True):
+                scan.append(value)
+        axes = attributes.get("scan_output_axes") or [0] * len(scans)
+        back = attributes.get("scan_output_directions") or [0] * len(scans)
+        stacked = [
+            torch.stack(scan[::-1] if b else scan, axis if axis >= 0 else axis + scan[0].ndim + 1)
+            for scan, axis, b in zip(scans, axes, back, strict=True)
+        ]
+        return (*carried, *stacked)

@@ -179,10 +179,11 @@ def _non_zero(_: Call, x: Any) -> Any:
 
 
 @operator("CumSum")
-def _cum_sum(c: Call, x: Any, axis: Any) -> Any:
-    if c.get("exclusive", 0) or c.get("reverse", 0):
-        raise NotImplementedError("CumSum exclusive or reverse")
-    return torch.cumsum(x, int(axis))
+def _cumsum(c: Call, x: Any, axis: Any) -> Any:
+    dim, back = int(axis), bool(c.get("reverse", 0))
+    y = (x.flip(dim) if back else x).cumsum(dim)
+    y = y.flip(dim) if back else y
+    return y - x if c.get("exclusive", 0) else y
 
 
 @operator("TopK")
@@ -245,3 +246,37 @@ def _dequantize(c: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     return (value if zero is None else value - zero.to(scale.dtype)) * scale.reshape(
         () if scale.numel() == 1 else scale.shape
     )
+
+
+@operator("Compress")
+def _compress(c: Call, x: Any, condition: Any) -> Any:
+    axis = c.get("axis")
+    flat = x.flatten() if axis is None else x.movedim(axis, 0)
+    kept = flat[: len(condition)][condition[: len(flat)]]
+    return kept if axis is None else kept.movedim(0, axis)
+
+
+@operator("SequenceConstruct")
+def _sequence(_: Call, *xs: Any) -> Any:
+    return list(xs)
+
+
+@operator("SequenceAt")
+def _sequence_at(_: Call, sequence: Any, position: Any) -> Any:
+    return sequence[int(position)]
+
+
+@operator("SplitToSequence")
+def _split_to_sequence(c: Call, x: Any, split: Any = None) -> Any:
+    axis, length = c.get("axis", 0), x.shape[c.get("axis", 0)]
+    sizes = [1] * length if split is None else split.tolist() if split.ndim else int(split)
+    parts = list(x.split(sizes, axis))
+    return [part.squeeze(axis) for part in parts] if split is None and not c.get("keepdims", 1) else parts
+
+
+@operator("ConcatFromSequence")
+def _concat_from_sequence(c: Call, sequence: Any) -> Any:
+    axis = c.get("axis")
+    if not c.get("new_axis", 0):
+        return torch.cat(sequence, axis)
+    return torch.stack(sequence, axis if axis >= 0 else axis + sequence[0].ndim + 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -70,11 +70,16 @@ def _divide(x: Any, y: Any) -> Any:
 simple(
     Abs=torch.abs,
     Acos=torch.acos,
+    Acosh=torch.acosh,
     Add=torch.add,
     And=torch.logical_and,
+    Asin=torch.asin,
+    Asinh=torch.asinh,
     Atan=torch.atan,
+    Atanh=torch.atanh,
     Ceil=torch.ceil,
     Cos=torch.cos,
+    Cosh=torch.cosh,
     Div=_divide,
     Equal=torch.eq,
     Erf=torch.erf,
@@ -106,6 +111,7 @@ simple(
     Sigmoid=torch.sigmoid,
     Sign=torch.sign,
     Sin=torch.sin,
+    Sinh=torch.sinh,
     Size=lambda x: torch.tensor(x.numel()),
     Softplus=F.softplus,
     Softsign=F.softsign,
@@ -134,6 +140,30 @@ def _elu(c: Call, x: Any) -> Any:
     return F.elu(x, c.get("alpha", 1.0))
 
 
+@operator("ThresholdedRelu")
+def _thresholded_relu(c: Call, x: Any) -> Any:
+    return torch.where(x > c.get("alpha", 1.0), x, 0)
+
+
+@operator("Celu")
+def _celu(c: Call, x: Any) -> Any:
+    return F.celu(x, c.get("alpha", 1.0))
+
+
+@operator("Selu")
+def _selu(c: Call, x: Any) -> Any:
+    alpha, gamma = c.get("alpha", 1.67326319217681884765625), c.get("gamma", 1.05070102214813232421875)
+    return gamma * torch.where(x > 0, x, alpha * (torch.exp(x) - 1))
+
+
+@operator("Hardmax")
+def _hardmax(c: Call, x: Any) -> Any:
+    axis = c.get("axis", -1 if c.opset >= 13 else 1)
+    if c.opset < 13:
+        raise NotImplementedError("Hardmax of flattened axes")
+    return F.one_hot(x.argmax(axis), x.shape[axis]).movedim(-1, axis).to(x.dtype)
+
+
 @operator("Gelu")
 def _gelu(c: Call, x: Any) -> Any:
     return F.gelu(x, approximate=c.get("approximate", "none"))
@@ -142,7 +172,8 @@ def _gelu(c: Call, x: Any) -> Any:
 @operator("Clip")
 def _clip(c: Call, x: Any, low: Any = None, high: Any = None) -> Any:
     low, high = c.get("min", low), c.get("max", high)
-    return torch.clamp(x, None if low is None else float(low), None if high is None else float(high))
+    bounds = [None if bound is None else float(bound) for bound in (low, high)]
+    return x if bounds == [None, None] else torch.clamp(x, *bounds)
 
 
 @operator("Mod")
@@ -182,6 +213,7 @@ def _axes(c: Call, given: Any) -> list[int] | None:
 _REDUCTIONS: dict[str, Operator] = {
     "ReduceL1": lambda x, d, k: x.abs().sum(d, k),
     "ReduceL2": lambda x, d, k: torch.sqrt((x * x).sum(d, k)),
+    "ReduceLogSum": lambda x, d, k: torch.log(x.sum(d, k)),
     "ReduceLogSumExp": torch.logsumexp,
     "ReduceMax": torch.amax,
     "ReduceMean": lambda x, d, k: x.mean(d, k),
@@ -226,12 +258,25 @@ def _einsum(c: Call, *xs: Any) -> Any:
 
 @operator("BatchNormalization")
 def _batch_norm(c: Call, x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
-    return F.batch_norm(x, mean, variance, scale, bias, training=False, eps=c.get("epsilon", 1e-5))
+    if c.get("training_mode", 0) or c.outputs > 1:
+        raise NotImplementedError("BatchNormalization by the statistics of the batch")
+    scale, bias, mean, variance = _per_channel(x, scale, bias, mean, variance)
+    return (x - mean) / torch.sqrt(variance + c.get("epsilon", 1e-5)) * scale + bias
+
+
+def _standardised(c: Call, x: Any, axes: Sequence[int]) -> Any:
+    variance, mean = torch.var_mean(x, tuple(axes), correction=0, keepdim=True)
+    return (x - mean) / torch.sqrt(variance + c.get("epsilon", 1e-5))
+
+
+def _per_channel(x: Any, *values: Any) -> Any:
+    return (v.reshape(-1, *[1] * (x.ndim - 2)) for v in values)
 
 
 @operator("InstanceNormalization")
 def _instance_norm(c: Call, x: Any, scale: Any, bias: Any) -> Any:
-    return F.instance_norm(x, weight=scale, bias=bias, eps=c.get("epsilon", 1e-5))
+    scale, bias = _per_channel(x, scale, bias)
+    return _standardised(c, x, range(2, x.ndim)) * scale + bias
 
 
 @operator("GroupNormalization")
@@ -239,7 +284,8 @@ def _group_norm(c: Call, x: Any, scale: Any, bias: Any) -> Any:
     groups = c.get("num_groups")
     if c.opset < 21:
         scale, bias = (v.repeat_interleave(x.shape[1] // groups) for v in (scale, bias))
-    return F.group_norm(x, groups, scale, bias, c.get("epsilon", 1e-5))
+    scale, bias = _per_channel(x, scale, bias)
+    return _standardised(c, x.reshape(len(x), groups, -1), [2]).reshape(x.shape) * scale + bias
 
 
 def layer_norm(c: Call, x: Any, scale: Any, bias: Any = None) -> Any:
@@ -251,9 +297,19 @@ def layer_norm(c: Call, x: Any, scale: Any, bias: Any = None) -> Any:
 OPERATORS["", "LayerNormalization"] = layer_norm
 
 
+@operator("LRN")
+def _local_response_norm(c: Call, x: Any) -> Any:
+    """Over channels from floor((size - 1) / 2) before to ceil((size - 1) / 2) behind."""
+    size = c.get("size")
+    before, behind = (size - 1) // 2, size // 2
+    squares = F.pad((x * x).movedim(1, -1), (before, behind)).unfold(-1, size, 1).sum(-1).movedim(-1, 1)
+    return x / (c.get("bias", 1.0) + c.get("alpha", 1e-4) / size * squares) ** c.get("beta", 0.75)
+
+
 @operator("LpNormalization")
 def _lp_norm(c: Call, x: Any) -> Any:
-    return x / torch.linalg.vector_norm(x, c.get("p", 2), c.get("axis", -1), keepdim=True)
+    norm = torch.linalg.vector_norm(x, c.get("p", 2), c.get("axis", -1), keepdim=True)
+    return x / torch.where(norm == 0, 1, norm)  # of zeros onnxruntime gives zeros
 
 
 for room in ("layout", "windows", "recurrent", "fused"):

@@ -55,3 +55,23 @@ def _gru(c: Call, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h:
             seen.append(state)
         ways.append((torch.stack(seen[::-1] if backward else seen), state))
     return tuple(torch.stack(part, dim) for part, dim in zip(zip(*ways, strict=True), (1, 0), strict=True))
+
+
+@operator("RNN")
+def _rnn(c: Call, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, h: Any = None) -> Any:
+    if lengths is not None or c.get("layout", 0) or c.get("clip"):
+        raise NotImplementedError("RNN with sequence lengths, batches first or a limit")
+    functions = {b"Tanh": torch.tanh, b"Relu": torch.relu, b"Sigmoid": torch.sigmoid}
+    activations = [functions[name] for name in c.get("activations", [b"Tanh"] * w.shape[0])]
+    ways = []
+    for d in range(w.shape[0]):
+        backward = c.get("direction", "forward") == "reverse" or d == 1
+        hidden = r.shape[-1]
+        state = x.new_zeros(x.shape[1], hidden) if h is None else h[d]
+        bias = 0 if b is None else b[d, :hidden] + b[d, hidden:]
+        seen = []
+        for t in reversed(range(x.shape[0])) if backward else range(x.shape[0]):
+            state = activations[d](x[t] @ w[d].T + bias + state @ r[d].T)
+            seen.append(state)
+        ways.append((torch.stack(seen[::-1] if backward else seen), state))
+    return tuple(torch.stack(part, dim) for part, dim in zip(zip(*ways, strict=True), (1, 0), strict=True))

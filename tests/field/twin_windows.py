@@ -95,6 +95,11 @@ def _pool(c: Call, x: Any) -> Any:
     return total if counted else total / function(F.pad(torch.ones_like(x), pads), kernel, strides, 0, ceil)
 
 
+@operator("GlobalLpPool")
+def _global_lp_pool(c: Call, x: Any) -> Any:
+    return torch.linalg.vector_norm(x, c.get("p", 2), tuple(range(2, x.ndim)), keepdim=True)
+
+
 @operator("GlobalAveragePool", "GlobalMaxPool")
 def _global_pool(c: Call, x: Any) -> Any:
     dims = tuple(range(2, x.ndim))

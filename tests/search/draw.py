@@ -6,14 +6,14 @@ import numpy as np
 from onnx import ModelProto
 
 from onnx_backprop.opset.graphs.walk import reads
-from tests.search import steps, structures  # noqa: F401 - they register steps, in the order that seeds count on
+from tests.search import rare_steps, steps, structures  # noqa: F401 - they register steps, in the order that seeds count on
 from tests.search.generate import Feeds, Graph, run_stock, wrapped
 
 
 def drawn(seed: int, number: int) -> tuple[ModelProto, Feeds]:
     """A model and what it is fed, as plain as it comes; `dress` makes a file of it."""
     rng = np.random.default_rng([seed, number])
-    g = Graph(rng, int(rng.integers(13, 24)), np.float64 if rng.random() < 0.5 else np.float32)
+    g = Graph(rng, int(rng.integers(13, 27)), np.float64 if rng.random() < 0.5 else np.float32)
     rows = int(rng.integers(1, 4))
     for _ in range(int(rng.integers(1, 4))):
         rank = int(rng.integers(0, 4))

@@ -20,6 +20,7 @@ LARGEST, MOST = 50.0, 200  # of the numbers and of the elements of a value
 IR_VERSION, DEPTH = 10, 2
 QUIET = onnxruntime.SessionOptions()
 QUIET.log_severity_level = 4
+onnxruntime.set_default_logger_severity(3)  # RoiAlign warns of every node
 QUIET.intra_op_num_threads = 1
 
 

@@ -130,6 +130,27 @@ class Subject:
         return self.feeds | self.point | {n: np.asarray(self.point[n] + by * v) for n, v in along.items()}
 
 
+def one_number(s: Subject) -> ModelProto:
+    """s = Σ over outputs of Σ c·y², c fixed."""
+    model = copy(s.model)
+    parts = []
+    for k, n in enumerate(s.of):
+        c = numpy_helper.from_array(s.seeds[n], f"c {k}")
+        model.graph.initializer.append(c)
+        model.graph.node.append(helper.make_node("Mul", [n, n], [f"sq {k}"], name=f"sq {k}"))
+        model.graph.node.append(helper.make_node("Mul", [f"sq {k}", c.name], [f"m {k}"], name=f"m {k}"))
+        model.graph.node.append(helper.make_node("ReduceSum", [f"m {k}"], [f"p {k}"], keepdims=0, name=f"p {k}"))
+        kind = helper.np_dtype_to_tensor_dtype(s.values[n].dtype)
+        target = helper.np_dtype_to_tensor_dtype(s.values[s.of[0]].dtype)
+        if kind != target:
+            model.graph.node.append(helper.make_node("Cast", [f"p {k}"], [f"t {k}"], to=target, name=f"t {k}"))
+        parts.append(f"t {k}" if kind != target else f"p {k}")
+    model.graph.node.append(helper.make_node("Sum", parts, ["s of all"], name="s of all"))
+    kind = helper.np_dtype_to_tensor_dtype(s.values[s.of[0]].dtype)
+    model.graph.output.append(helper.make_tensor_value_info("s of all", kind, []))
+    return model
+
+
 def dot(a: Named, b: Named) -> float:
     return float(sum((a[n].astype(np.float64) * b[n]).sum() for n in b))
 

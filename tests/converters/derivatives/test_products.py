@@ -255,6 +255,37 @@ def test_a_linear_function_has_no_second_derivative() -> None:
         ob.hvp(model, ["x"], strict=True)
 
 
+@pytest.mark.parametrize(
+    "node",
+    [
+        "ReduceL2 <axes = [1]> (z)",
+        "LpNormalization <axis = 1> (z)",
+        "LpNormalization <axis = 1, p = 1> (z)",
+        "LpPool <kernel_shape = [2, 2]> (z)",
+        "GlobalLpPool <p = 3> (z)",
+        "Pow (z, p)",
+    ],
+)
+def test_where_a_norm_is_zero(node: str) -> None:
+    """y of f · w is 0 for every w where f = 0, and so are all derivatives by w and p: 0 / 0 is nowhere."""
+    model = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 17]> g (float[2, 2, 3, 3] f, float[2, 2, 3, 3] w, float[1] p) => (float s)
+            {{ z = Mul(f, w) y = {node} s = ReduceSum<keepdims = 0>(y) }}"""
+    )
+    wrt = ["w", "p"] if "p)" in node else ["w"]
+    first = ob.backward(model, wrt=wrt, of=["s"])
+    for made in (
+        ob.hvp(model, wrt, ["s"]),
+        ob.backward(first, wrt=wrt, of=list(ob.derivatives(first)[-1].results.values())),
+    ):
+        newest = ob.derivatives(made)[-1]
+        seeds = {seed: drawn(*dims(made, seed)) for one in ob.derivatives(made) for seed in one.seeds.values()}
+        feeds = {"f": np.zeros((2, 2, 3, 3), np.float32), "w": drawn(2, 2, 3, 3), "p": np.float32([2.5])}
+        results = answers(made, **seeds, **{n: feeds[n] for n in feeds if n in [v.name for v in made.graph.input]})
+        for name in newest.results.values():
+            np.testing.assert_array_equal(results[name], np.zeros(results[name].shape))
+
+
 def test_what_has_no_hessian_is_refused() -> None:
     with pytest.raises(ob.InvalidArgumentError, match=r"one element, 'y' has the shape \['N', 3\]. Add a ReduceSum"):
         ob.hvp(network(), ["x"], ["y"])

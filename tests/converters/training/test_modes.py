@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -212,3 +213,20 @@ def test_an_inference_node_with_computed_statistics_stays_one() -> None:
     v = _values(model)
     y = _normalised(X, X.mean((0, 2)), 2 * (X**2).mean((0, 2)), v["s"], v["b"])
     assert _loss(graph) == pytest.approx(float((y**2).mean()), rel=1e-5)
+
+
+def test_the_exported_model_reads_the_statistics_that_are_stored(tmp_path: Path) -> None:
+    """z adds the mean that training mode renews; the exported model, in inference mode, adds the mean that is stored."""
+    text = "{ n, m, v = BatchNormalization<training_mode=1>(x, w, b, mean, var) r = Reshape(m, k) y = Add(n, r) }"
+    weights = "<float[3] w = {1, 2, 3}, float[3] b = {0, 1, 0}, float[3] mean = {1, 0, 2}, float[3] var = {1, 2, 4}, "
+    model = parser.parse_model(HEADER + weights + "int64[2] k = {3, 1}> " + text)
+    graph = ob.training_graph(model, loss="mse", optimizer="sgd")
+    trainer = ob.Trainer(graph, learning_rate=0.1)
+    trainer.step({"x": X, "target": TARGET})
+    trainer.export(tmp_path / "model.onnx")
+    exported = onnx.load(tmp_path / "model.onnx")
+    v = _values(exported)
+    (y,) = ob.session(exported).run(None, {"x": X})
+    expected = _normalised(X, v["mean"], v["var"], v["w"], v["b"]) + v["mean"].reshape(3, 1)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(v["mean"], 0.9 * np.float32([1, 0, 2]) + 0.1 * X.mean((0, 2)), rtol=1e-5)
