@@ -23,7 +23,7 @@ import onnxruntime
 from onnx import ModelProto, parser
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
-from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, KernelError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, InvalidModelError, KernelError, warn
 from onnx_backprop.opset.core.limits import Limits
 from onnx_backprop.opset.core.mapped import mapped_tensors, serialized, whole
 from onnx_backprop.opset.core.reading import existing, load
@@ -222,9 +222,28 @@ def _open(
         with lock:
             opened = _Session(source, options, **arguments)
     except _REFUSALS as e:
-        raise InvalidModelError(f"onnxruntime does not load the model: {e}{_advice(str(e))}") from e
+        with lock:
+            unoptimized = _open_unoptimized(source, options, arguments)
+        if unoptimized is None:
+            raise InvalidModelError(f"onnxruntime does not load the model: {e}{_advice(str(e))}") from e
+        warn(f"onnxruntime's graph optimizations fail on this model, which runs without them: {e}")
+        opened = unoptimized
     opened.lock = lock
     return opened
+
+
+def _open_unoptimized(source: str | bytes, options: SessionOptions, arguments: dict[str, Any]) -> _Session | None:
+    """A session on a model as it stands; None if that does not load either, or no optimizations were asked for."""
+    level, none = options.graph_optimization_level, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if level == none:
+        return None
+    try:
+        options.graph_optimization_level = none
+        return _Session(source, options, **arguments)
+    except _REFUSALS:
+        return None
+    finally:
+        options.graph_optimization_level = level
 
 
 def _advice(refusal: str) -> str:

@@ -42,9 +42,12 @@ def split(graph: TrainingGraph, model: ModelProto) -> Split:
     maker = positions(nodes)
     candidates = {p: _sources(g, nodes, maker) for p, g in graph.parameters.items()}
     cut = {name for names in candidates.values() for name in names} | {graph.loss}
-    statistics = {
-        x: new for x, new in graph.updates.items() if new in maker and _is_statistic(nodes[maker[new]], graph, x)
-    }
+    types = {v.name: v for v in (*model.graph.value_info, *model.graph.output, *model.graph.input)}
+    statistics: dict[str, str] = {}
+    for x, new in graph.updates.items():
+        if x not in graph.parameters and (renewed := _renewed(new, nodes, maker)) is not None:
+            statistics[x] = renewed
+            types[renewed] = _renamed(types[new], renewed)
     cut |= set(statistics.values())
     ends = [*graph.updates.values(), *([graph.gradient_norms] if graph.gradient_norms else [])]
     late = ancestors(nodes, [name for name in ends if name not in cut], cut)
@@ -66,7 +69,6 @@ def split(graph: TrainingGraph, model: ModelProto) -> Split:
     passed = {name: name if name in read else unique(f"{name}.sum", reserved) for name in first}
     if graph.loss in read:  # an update that reads the loss itself would need both
         raise UnsupportedError("the update reads the loss. Train this graph on one rank")
-    types = {v.name: v for v in (*model.graph.value_info, *model.graph.output, *model.graph.input)}
     typed = {name: _typed(name, types, graph, of) for name in first}
     whole = [name for name in passed if passed[name] != name]
     kept = [helper.make_node("Identity", [passed[name]], [name], name=f"{name}/kept") for name in whole]
@@ -98,8 +100,22 @@ def _sources(gradient: str, nodes: list[NodeProto], maker: Mapping[str, int]) ->
     return (gradient, node.input[0]) if node is not None and node.op_type == "Cast" else (gradient,)
 
 
-def _is_statistic(node: NodeProto, graph: TrainingGraph, x: str) -> bool:
-    return x not in graph.parameters and node.op_type == "BatchNormalization" and node.domain == ""
+def _renewed(new: str, nodes: list[NodeProto], maker: Mapping[str, int]) -> str | None:
+    """The result of a BatchNormalization that `new` is, or that an Identity gives it, where other nodes read it too."""
+    while new in maker and not nodes[maker[new]].domain:
+        node = nodes[maker[new]]
+        if node.op_type == "BatchNormalization":
+            return new
+        if node.op_type != "Identity":
+            break
+        new = node.input[0]
+    return None
+
+
+def _renamed(value: ValueInfoProto, name: str) -> ValueInfoProto:
+    result = copied(value)
+    result.name = name
+    return result
 
 
 def _typed(
@@ -132,9 +148,7 @@ def part(
     graph.node.extend(nodes)
     graph.input.extend(v for v in model.graph.input if v.name in read)
     for name, value in (more or {}).items():
-        renamed = copied(value)
-        renamed.name = name
-        graph.input.append(renamed)
+        graph.input.append(_renamed(value, name))
     graph.output.extend(outputs)
     graph.initializer.extend(t for t in model.graph.initializer if t.name in read)
     graph.value_info.extend(v for v in model.graph.value_info if v.name in produced)

@@ -280,3 +280,39 @@ def _concat_from_sequence(c: Call, sequence: Any) -> Any:
     if not c.get("new_axis", 0):
         return torch.cat(sequence, axis)
     return torch.stack(sequence, axis if axis >= 0 else axis + sequence[0].ndim + 1)
+
+
+@operator("SequenceInsert")
+def _sequence_insert(_: Call, sequence: Any, x: Any, position: Any = None) -> Any:
+    at = len(sequence) if position is None else int(position)
+    return [*sequence[:at], x, *sequence[at:]]
+
+
+@operator("SequenceErase")
+def _sequence_erase(_: Call, sequence: Any, position: Any = None) -> Any:
+    at = (-1 if position is None else int(position)) % len(sequence)
+    return [*sequence[:at], *sequence[at + 1 :]]
+
+
+@operator("Optional", "OptionalGetElement")
+def _optional(_: Call, x: Any) -> Any:
+    return x
+
+
+@operator("ReverseSequence")
+def _reverse_sequence(c: Call, x: Any, lengths: Any) -> Any:
+    time, batch = c.get("time_axis", 0), c.get("batch_axis", 1)
+    rows = x.movedim((batch, time), (0, 1))
+    turned = [torch.cat([row[:n].flip(0), row[n:]]) for row, n in zip(rows, lengths.tolist(), strict=True)]
+    return torch.stack(turned).movedim((0, 1), (batch, time))
+
+
+@operator("CenterCropPad")
+def _center_crop_pad(c: Call, x: Any, shape: Any) -> Any:
+    for axis, want in zip(c.get("axes", range(x.ndim)), shape.tolist(), strict=True):
+        more = want - x.shape[axis]
+        if more < 0:
+            x = x.narrow(axis, -more // 2, want)
+        elif more:
+            x = F.pad(x.movedim(axis, -1), (more // 2, more - more // 2)).movedim(-1, axis)
+    return x

@@ -172,7 +172,7 @@ def _gelu(c: Call, x: Any) -> Any:
 @operator("Clip")
 def _clip(c: Call, x: Any, low: Any = None, high: Any = None) -> Any:
     low, high = c.get("min", low), c.get("max", high)
-    bounds = [None if bound is None else float(bound) for bound in (low, high)]
+    bounds = [b if b is None or torch.is_tensor(b) else torch.tensor(b, dtype=x.dtype) for b in (low, high)]
     return x if bounds == [None, None] else torch.clamp(x, *bounds)
 
 
@@ -310,6 +310,51 @@ def _local_response_norm(c: Call, x: Any) -> Any:
 def _lp_norm(c: Call, x: Any) -> Any:
     norm = torch.linalg.vector_norm(x, c.get("p", 2), c.get("axis", -1), keepdim=True)
     return x / torch.where(norm == 0, 1, norm)  # of zeros onnxruntime gives zeros
+
+
+@operator("Shrink")
+def _shrink(c: Call, x: Any) -> Any:
+    bias, limit = c.get("bias", 0.0), c.get("lambd", 0.5)
+    return torch.where(x < -limit, x + bias, torch.where(x > limit, x - bias, 0))
+
+
+@operator("Det")
+def _det(_: Call, x: Any) -> Any:
+    return torch.linalg.det(x)
+
+
+@operator("CumProd")
+def _cum_prod(c: Call, x: Any, axis: Any) -> Any:
+    dim, back = int(axis), bool(c.get("reverse", 0))
+    x = x.flip(dim) if back else x
+    if c.get("exclusive", 0):
+        x = torch.cat([torch.ones_like(x.narrow(dim, 0, 1)), x.narrow(dim, 0, x.shape[dim] - 1)], dim)
+    y = x.cumprod(dim)
+    return y.flip(dim) if back else y
+
+
+@operator("NegativeLogLikelihoodLoss")
+def _nll(c: Call, x: Any, labels: Any, weight: Any = None) -> Any:
+    return F.nll_loss(
+        x, labels.long(), weight, ignore_index=c.get("ignore_index", -100), reduction=c.get("reduction", "mean")
+    )
+
+
+@operator("SoftmaxCrossEntropyLoss")
+def _cross_entropy(c: Call, x: Any, labels: Any, weight: Any = None) -> Any:
+    logarithms = torch.log_softmax(x, 1)
+    return _nll(c, logarithms, labels, weight), logarithms
+
+
+@operator("DFT")
+def _dft(c: Call, x: Any, length: Any = None, axis: Any = None) -> Any:
+    dim = c.get("axis", 1) if axis is None else int(axis)
+    if c.get("inverse", 0) and c.get("onesided", 0):
+        raise NotImplementedError("DFT, inverse and onesided")
+    values = torch.complex(x[..., 0], x[..., 1] if x.shape[-1] == 2 else torch.zeros_like(x[..., 0]))
+    function = torch.fft.ifft if c.get("inverse", 0) else torch.fft.fft
+    y = torch.view_as_real(function(values, None if length is None else int(length), dim % x.ndim))
+    return y.narrow(dim, 0, y.shape[dim] // 2 + 1) if c.get("onesided", 0) else y
 
 
 for room in ("layout", "windows", "recurrent", "fused"):

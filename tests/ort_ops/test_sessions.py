@@ -7,9 +7,15 @@ import sys
 import threading
 import time
 from functools import cache
+from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
+from onnx import parser
+from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
+import onnx_backprop as ob
 from onnx_backprop.opset import KERNELS
 from onnx_backprop.ort_ops import native_route, sessions
 
@@ -180,3 +186,22 @@ def test_options_with_the_library_of_the_extensions() -> None:
     done = subprocess.run([sys.executable, "-c", WITH_LIBRARY], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["26.0"] * 4
+
+
+def test_a_model_on_which_optimizations_fail_runs_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As onnxruntime's do on some branches of constant conditions: said once, and the options stay as they were."""
+    whole, none = sessions._Session, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+    def opened(source: bytes, options: onnxruntime.SessionOptions, **arguments: Any) -> object:
+        if options.graph_optimization_level != none:
+            raise state.InvalidArgument("Invalid model. Node input 'v' is not an output of a previous node.")
+        return whole(source, options, **arguments)
+
+    monkeypatch.setattr(sessions, "_Session", opened)
+    model = parser.parse_model('<ir_version: 10, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Neg(x) }')
+    options = sessions.default_options(python_operators=False)
+    level = options.graph_optimization_level
+    with pytest.warns(ob.OnnxBackpropWarning, match="optimizations fail on this model.*Node input 'v'"):
+        session = ob.session(model, session_options=options)
+    assert options.graph_optimization_level == level != none
+    np.testing.assert_array_equal(session.run(None, {"x": np.float32([1, 2])})[0], [-1, -2])

@@ -142,7 +142,7 @@ def samples(s: Subject) -> str | None:
         if v.type.tensor_type.shape.dim and v.type.tensor_type.shape.dim[0].dim_param == "N"
     ]
     lengths = {w.feeds[n].shape[0] for n in rowed if n in w.feeds}
-    if len(lengths) != 1:
+    if len(lengths) != 1 or 0 in lengths:
         raise SkippedError("no rows")
     count = lengths.pop()
     alone = [w.feeds | {n: w.feeds[n][k : k + 1] for n in rowed} for k in range(count)]

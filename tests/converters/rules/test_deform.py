@@ -72,3 +72,21 @@ def test_three_dimensions_are_refused() -> None:
     next(a for a in model.graph.node[0].attribute if a.name == "kernel_shape").ints.append(2)
     with pytest.raises((ob.UnsupportedAttributeError, ob.InvalidModelError), match="DeformConv"):
         ob.backward(model, wrt=wrt)
+
+
+def test_an_output_without_cells_gives_zeros() -> None:
+    """An image of one column under a kernel of two, of known shapes: no derivative divides nothing into axes."""
+    model = build(
+        case("y = DeformConv(x, w, o)", x=(3, 3, 3, 1), w=(2, 3, 2, 2), o=(3, 8, 2, 0), since=19),
+        opset=19,
+        variant="static",
+    )[0]
+    converted = ob.backward(model, wrt=["x", "w", "o"])
+    feeds = {
+        name: np.ones(shape, np.float32)
+        for name, shape in (("x", (3, 3, 3, 1)), ("w", (2, 3, 2, 2)), ("o", (3, 8, 2, 0)))
+    }
+    feeds[ob.derivatives(converted)[-1].seeds["y"]] = np.ones((3, 2, 2, 0), np.float32)
+    names = list(ob.derivatives(converted)[-1].results.values())
+    for name, gradient in zip(names, ob.session(converted).run(names, feeds), strict=True):
+        np.testing.assert_array_equal(gradient, np.zeros(gradient.shape), err_msg=name)

@@ -69,6 +69,22 @@ OPTIMIZERS: dict[str, Callable[[], ob.optimizers.Optimizer]] = {
 }
 
 
+def test_statistics_that_other_nodes_read(rng: np.random.Generator) -> None:
+    """Both ranks have the batch of one, so that statistics of each are those of the whole; y adds the renewed mean."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> g (float[N, 3, 4] x) => (float[N, 3, 4] y)
+            <float[3] w = {1, 2, 3}, float[3] b = {0, 1, 0}, float[3] mean = {1, 0, 2}, float[3] var = {1, 2, 4}, int64[2] k = {3, 1}>
+            { n, m, v = BatchNormalization<training_mode = 1>(x, w, b, mean, var) r = Reshape(m, k) y = Add(n, r) }"""
+    )
+    graph = ob.training_graph(model, loss="mse", optimizer="sgd")
+    feeds = {name: rng.standard_normal((5, 3, 4), np.float32) for name in ("x", "target")}
+    losses, state = trained(graph, [feeds, feeds])
+    for other_losses, other in on_ranks(2, lambda c: trained(graph, [Shard(feeds), Shard(feeds)], communicator=c)):
+        np.testing.assert_allclose(other_losses, losses, rtol=2e-6)
+        for name, value in state.items():
+            np.testing.assert_allclose(other[name], value, rtol=1e-6, atol=1e-7, err_msg=name)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_u_net(rng: np.random.Generator, optimizer: str) -> None:
     """Batches of which the third rank has an uneven part or none; kernels whose updates overwrite, and others."""
