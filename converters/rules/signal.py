@@ -14,7 +14,9 @@ from onnx_backprop.converters.rules.common import count_up, narrow, padded, scat
 
 @gradient("DFT", versions=(17, 20))
 def dft(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = F x  =>  dx = F̄ᵀ dy = N · (inverse transform of dy); Y = F̄ x / N  =>  dx = (transform of dy) / N.
+    """Y = F x  =>  dx = F̄ᵀ dy, the conjugate of F applied to the conjugate; Y = F̄ x / N  =>  dx = (F dy) / N.
+
+    The inverse transform times N would be the same, but onnxruntime divides by N in float32, of doubles too.
 
     x is cut or filled with zeros to N first, dx is filled or cut back; of a real x, dx is the real part. A one-sided
     output lacks entries, whose gradient is 0. One-sided and inverse: Y = Re(Σ_k c_k x_k e^(2πi kn / N)) / N with c = 1
@@ -26,11 +28,14 @@ def dft(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     inverse, onesided = bool(node.int("inverse", 0)), bool(node.int("onesided", 0))
     halved = inverse and onesided
     n = _as_length(op, node.input(1)) if node.has(1) else _length(op, dy if halved else x, axis)
-    g = _transform(op, node, widen(op, dy), n, {"inverse": int(not inverse), "onesided": int(halved)})
-    factor = op.Cast(n, to=wide)
+    conjugate = np.array([1, -1], wide.numpy())
+    g = widen(op, dy) if inverse else op.Mul(widen(op, dy), conjugate)
+    if onesided and not inverse:  # not by a length given to DFT, whose inferred shape would be wrong
+        g = padded(op, g, op.Concat([0], op.Sub(n, _length(op, dy, axis)), axis=0), axis)
+    g = _transform(op, node, g, onesided=halved)
     if halved:
         g = op.Mul(g, _counted(op, n, axis, g))
-    g = op.Div(g, factor) if inverse else op.Mul(g, factor)
+    g = op.Div(g, op.Cast(n, to=wide)) if inverse else op.Mul(g, conjugate)
     if halved:
         _require_whole_spectrum(node, axis)
         g = op.Reshape(g, op.Concat(op.Shape(x, end=-1), [2], axis=0), allowzero=1)  # or the run fails
@@ -61,14 +66,12 @@ def _length(op: Builder, value: ir.Value, axis: ir.Value) -> ir.Value:
     return op.Gather(op.shape(value), axis)
 
 
-def _transform(op: Builder, node: Forward, value: ir.Value, n: ir.Value, attributes: dict[str, int]) -> ir.Value:
-    """A DFT of length n along the node's own axis."""
-    inputs = [value, op.Squeeze(n, [0])]
+def _transform(op: Builder, node: Forward, value: ir.Value, *, onesided: bool) -> ir.Value:
+    """A DFT along the node's own axis."""
+    attributes = {"inverse": 0, "onesided": int(onesided)}
     if node.version < 20:
-        attributes = attributes | {"axis": node.axis(1)}
-    elif node.has(2):
-        inputs.append(node.input(2))
-    return op.emit("DFT", inputs, attributes)[0]
+        attributes["axis"] = node.axis(1)
+    return op.emit("DFT", [value, None, node.input(2)] if node.has(2) else [value], attributes)[0]
 
 
 def _counted(op: Builder, n: ir.Value, axis: ir.Value, g: ir.Value) -> ir.Value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import parser
 
 import onnx_backprop as ob
 from tests.support.gradient_checks import VARIANTS, Case, Oracle, build, case, check_cases, session_run
@@ -82,3 +83,16 @@ def test_a_spectrum_with_too_many_or_too_few_entries() -> None:
         training = session_run(ob.backward(model, wrt=wrt))
         with pytest.raises(Exception, match="Reshape"):
             training(feeds | {"y_grad": np.ones((1, 5, 1), np.float32)})
+
+
+@pytest.mark.parametrize("n", [8, 37, 48])
+def test_doubles_stay_doubles(n: int, rng: np.random.Generator) -> None:
+    """onnxruntime's inverse transform divides by a length in float32, so that the gradient does without one."""
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17]> g (double[1, {n}, 1] x) => (double[1, {n}, 2] y) {{ y = DFT<axis = 1>(x) }}'
+    )
+    feeds = {"x": rng.standard_normal((1, n, 1)), "y_grad": rng.standard_normal((1, n, 2))}
+    (dx,) = ob.session(ob.backward(model, wrt=["x"])).run(["x_grad"], feeds)
+    matrix = np.fft.fft(np.eye(n))
+    expected = matrix.real @ feeds["y_grad"][0, :, 0] + matrix.imag @ feeds["y_grad"][0, :, 1]
+    np.testing.assert_allclose(dx[0, :, 0], expected, rtol=0, atol=1e-12)
