@@ -45,6 +45,7 @@ Lock = AbstractContextManager[Any]
 Named = str | tuple[str, Mapping[str, Any]]  # a provider as onnxruntime takes it
 logger = logging.getLogger("onnx_backprop")
 _FOLDING = "optimization.constant_folding_max_output_size_in_bytes"
+_ACCURACY, _FLOAT32 = "session.qdq_matmulnbits_accuracy_level", "1"
 _LEAN_FOLDED_BYTES = 16 << 20  # a mask of 2,048 by 2,048; no table of words
 # what onnxruntime says about a model; its errors have no base of their own
 _REFUSALS = (state.Fail, state.InvalidGraph, state.InvalidArgument, state.InvalidProtobuf, state.NotImplemented)
@@ -52,6 +53,7 @@ _REFUSALS = (*_REFUSALS, state.RuntimeException, state.NoModel, state.NoSuchFile
 
 _UNKNOWN = re.compile(r"([\w.-]+):(\w+)\(-?\d+\) is not a registered function/op")
 _QUIET = {"log_severity_level": 4, "optimized_model_filepath": "", "enable_profiling": False}  # while options are tried
+_CHANGED = threading.Lock()  # held while options that other sessions may have too are changed
 _TOO_EARLY = (
     "onnxruntime-extensions' library was registered with these session options before the kernels were in it. Call "
     "onnx_backprop.register_ops(options) in the place of options.register_custom_ops_library(…), which it does too"
@@ -234,16 +236,18 @@ def _open(
 
 def _open_unoptimized(source: str | bytes, options: SessionOptions, arguments: dict[str, Any]) -> _Session | None:
     """A session on a model as it stands; None if that does not load either, or no optimizations were asked for."""
-    level, none = options.graph_optimization_level, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if level == none:
-        return None
-    try:
-        options.graph_optimization_level = none
-        return _Session(source, options, **arguments)
-    except _REFUSALS:
-        return None
-    finally:
-        options.graph_optimization_level = level
+    none = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    with _CHANGED:
+        level = options.graph_optimization_level
+        if level == none:
+            return None
+        try:
+            options.graph_optimization_level = none
+            return _Session(source, options, **arguments)
+        except _REFUSALS:
+            return None
+        finally:
+            options.graph_optimization_level = level
 
 
 def _advice(refusal: str) -> str:
@@ -363,6 +367,7 @@ def _options(*, python_operators: bool, lean: bool = False, threads: int = 0) ->
     if lean:
         be_lean(options)
     else:
+        _be_exact(options)
         options.add_session_config_entry(_FOLDING, str(Limits().folded_bytes))
     if python_operators:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -381,6 +386,21 @@ def default_options(*, python_operators: bool, lean: bool = False, threads: int 
     return _options(python_operators=python_operators, lean=lean, threads=threads)
 
 
+def _be_exact(options: SessionOptions) -> None:
+    """Let a product with dequantised weights take floats as they are, unless the options say otherwise.
+
+    By default onnxruntime rounds the other factor to 8 bits: a loss is 0.2 % off, and its gradient is that of the file.
+    """
+    _set_default(options, _ACCURACY, _FLOAT32)
+
+
+def _set_default(options: SessionOptions, key: str, value: str) -> None:
+    try:
+        options.get_session_config_entry(key)
+    except RuntimeError:  # it is not there
+        options.add_session_config_entry(key, value)
+
+
 def be_lean(options: SessionOptions) -> SessionOptions:
     """Let a session hold what its run needs at a time, and no more; returns the options.
 
@@ -389,11 +409,10 @@ def be_lean(options: SessionOptions) -> SessionOptions:
     default order runs gradients of parameters last and keeps all that they read until then; a training graph's own
     order, which the other one follows, runs them as soon as it can. What it computes from constants it holds for good,
     as the zeros that rows of an embedding's gradient are put into; so not what is large, unless the options say so.
+    Products are exact in it (`_be_exact`).
     """
-    try:
-        options.get_session_config_entry(_FOLDING)
-    except RuntimeError:  # it is not there
-        options.add_session_config_entry(_FOLDING, str(_LEAN_FOLDED_BYTES))
+    _be_exact(options)
+    _set_default(options, _FOLDING, str(_LEAN_FOLDED_BYTES))
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False
     options.enable_mem_reuse = False

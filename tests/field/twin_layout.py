@@ -140,14 +140,14 @@ def _tile(_: Call, x: Any, counts: Any) -> Any:
 def _pad(c: Call, x: Any, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
     given = c.get("pads") if pads is None else pads.tolist()
     names = range(x.ndim) if axes is None else [a % x.ndim for a in axes.tolist()]
-    number = c.get("value", 0.0) if value is None or not value.numel() else float(value)
+    number = c.get("value", 0.0) if value is None or not value.numel() else value.reshape(())
     mode = c.get("mode", "constant")
     for n, axis in enumerate(names):
         before, after = given[n], given[n + len(names)]
         length = x.shape[axis]
         if mode == "constant":
             flat = [0, 0] * (x.ndim - 1 - axis) + [before, after]
-            x = F.pad(x, flat, value=number)
+            x = F.pad(x - number, flat) + number if torch.is_tensor(number) else F.pad(x, flat, value=number)
         elif before or after:
             at = torch.arange(-before, length + after)
             if mode == "reflect":

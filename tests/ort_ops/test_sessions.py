@@ -205,3 +205,22 @@ def test_a_model_on_which_optimizations_fail_runs_without_them(monkeypatch: pyte
         session = ob.session(model, session_options=options)
     assert options.graph_optimization_level == level != none
     np.testing.assert_array_equal(session.run(None, {"x": np.float32([1, 2])})[0], [-1, -2])
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_products_with_dequantized_weights_are_exact(lean: bool, rng: np.random.Generator) -> None:
+    """By default onnxruntime rounds x to 8 bits there. Options that ask for that keep it."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[6, 2] x) => (float[6, 2] y)
+            <int8[2, 2] q = {-3, -1, 1, 4}, float[2] scale = {0.5, 0.55}> { w = DequantizeLinear<axis = 1>(q, scale) y = MatMul(x, w) }"""
+    )
+    x = rng.standard_normal((6, 2), np.float32)
+    exact = x @ (np.float32([[-3, -1], [1, 4]]) * np.float32([0.5, 0.55]))
+    options = sessions.default_options(python_operators=False, lean=lean)
+    np.testing.assert_allclose(
+        ob.session(model, session_options=options).run(None, {"x": x})[0], exact, rtol=1e-5, atol=1e-6
+    )
+    rounding = onnxruntime.SessionOptions()
+    rounding.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
+    sessions.be_lean(rounding)
+    assert rounding.get_session_config_entry("session.qdq_matmulnbits_accuracy_level") == "4"

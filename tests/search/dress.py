@@ -202,7 +202,7 @@ def dress(model: ModelProto, feeds: Feeds, rng: np.random.Generator) -> tuple[Mo
 
 
 def in_float64(model: ModelProto, feeds: Feeds) -> tuple[ModelProto, Feeds]:
-    """The model and what it is fed with every float32 as float64, but for the scales of a Resize."""
+    """The model and what it is fed with every float32 as float64, also inside layers; but for the scales of a Resize."""
     result = copy(model)
     kept = _scales(model)
     for graph in all_graphs(result.graph):
@@ -212,7 +212,12 @@ def in_float64(model: ModelProto, feeds: Feeds) -> tuple[ModelProto, Feeds]:
                 types.tensor_type.elem_type = TensorProto.DOUBLE
         for tensor in graph.initializer:
             _widen(tensor, kept)
+    stashing = {"LayerNormalization": 17, "RMSNormalization": 23, "GroupNormalization": 21}
     for node in all_nodes(result):
+        if stashing.get(node.op_type, 99) <= model.opset_import[0].version:
+            others = [a for a in node.attribute if a.name != "stash_type"]
+            del node.attribute[:]
+            node.attribute.extend([*others, helper.make_attribute("stash_type", TensorProto.DOUBLE)])
         for a in node.attribute:
             if a.name in ("to", "dtype") and a.i == TensorProto.FLOAT:
                 a.i = TensorProto.DOUBLE

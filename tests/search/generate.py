@@ -20,6 +20,8 @@ LARGEST, MOST = 50.0, 200  # of the numbers and of the elements of a value
 IR_VERSION, DEPTH = 10, 2
 QUIET, PLAIN = onnxruntime.SessionOptions(), onnxruntime.SessionOptions()
 QUIET.log_severity_level = PLAIN.log_severity_level = 4
+for _options in (QUIET, PLAIN):  # or products with dequantised weights are rounded
+    _options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
 PLAIN.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 onnxruntime.set_default_logger_severity(3)  # RoiAlign warns of every node
 QUIET.intra_op_num_threads = PLAIN.intra_op_num_threads = 1
@@ -34,8 +36,11 @@ def stock(model: ModelProto) -> onnxruntime.InferenceSession:
     source, providers = model.SerializeToString(), ["CPUExecutionProvider"]
     try:
         return onnxruntime.InferenceSession(source, QUIET, providers=providers)
-    except Exception:  # noqa: BLE001 - of many classes
-        return onnxruntime.InferenceSession(source, PLAIN, providers=providers)
+    except Exception as e:  # noqa: BLE001 - of many classes
+        try:
+            return onnxruntime.InferenceSession(source, PLAIN, providers=providers)
+        except Exception:  # noqa: BLE001
+            raise e from None
 
 
 def run_stock(model: ModelProto, feeds: Feeds, outputs: Sequence[str] | None = None) -> list[np.ndarray]:

@@ -282,3 +282,19 @@ def test_rows_of_different_lengths_are_an_error() -> None:
     np.testing.assert_array_equal(run(mapped, {"x": same})["i"], np.arange(4).reshape(4, 1, 1))
     with pytest.raises(Exception, match="[Ss]can"):
         run(mapped, {"x": np.tril(same + 1)})
+
+
+def test_renewed_statistics_have_no_rows() -> None:
+    """onnxruntime writes the statistics of a row over those that the next one reads: refused, and y alone is right."""
+    text = """<ir_version: 10, opset_import: ["": 17]> g (float[2, 2, 3] x) => (float[2, 2, 3] y, float[2] m)
+        <float[2] w = {1, 2}, float[2] b = {0, 1}, float[2] mean = {1, 0}, float[2] var = {1, 2}>
+        { y, m, v = BatchNormalization<training_mode = 1>(x, w, b, mean, var) }"""
+    model = parser.parse_model(text)
+    with pytest.raises(ob.UnsupportedError, match="overwrites the statistics"):
+        ob.vmap(model, {"x": 0})
+    del model.graph.output[1]
+    x = np.random.default_rng(3).standard_normal((4, 2, 2, 3), np.float32)
+    (y,) = ob.session(ob.vmap(model, {"x": 0})).run(None, {"x": x})
+    single = ob.session(model)
+    for row, result in zip(x, y, strict=True):
+        np.testing.assert_allclose(result, single.run(["y"], {"x": row})[0], rtol=1e-5, atol=1e-6)
