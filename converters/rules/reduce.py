@@ -6,6 +6,7 @@ from onnx_backprop.converters.reverse.divisors import mark_divisor
 from onnx_backprop.converters.reverse.known import element_type
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import cast, divided, narrow, size_ratio, widen, work_type
+from onnx_backprop.converters.rules.factors import product_and_others
 
 
 @gradient("ReduceSum", versions=(13,))
@@ -72,21 +73,18 @@ def reduce_log_sum_exp(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
 @gradient("ReduceProd", versions=(18,))
 def reduce_prod(op: Builder, node: Forward, dy: ir.Value) -> Grads:
-    """Y = Π x over axes  =>  dx = dy · (product of the others) = dy · (product of those that are not 0) / x.
+    """Y = Π x over axes  =>  dx = dy · (product of the others).
 
-    Edge: beside one 0 only that entry has a gradient, beside two or more none has. Computed in float64, where products
-    of float32 neither vanish nor overflow unless Y does by far.
+    Edge: beside one 0 only that entry has a gradient, beside two or more none has; second derivatives are right there,
+    too (`factors`). Computed in float64, where products of float32 neither vanish nor overflow unless Y does by far.
     """
     _refuse_noop(node)
-    double = ir.DataType.DOUBLE
+    double, reduce = ir.DataType.DOUBLE, {"mul": op.ReduceProd, "add": op.ReduceSum, "min": op.ReduceMin}
     factors = cast(op, node.input(0), double)
-    is_zero = op.Equal(factors, 0)
-    rest = op.Where(is_zero, 1, factors)
-    product = op.ReduceProd(rest, *_axes(node), keepdims=1)
-    zeros = op.Cast(is_zero, to=double)
-    others = op.Sub(op.ReduceSum(zeros, *_axes(node), keepdims=1), zeros)  # zeros among the other factors
-    share = op.Where(op.Greater(others, 0), 0, op.Div(product, rest))
-    return cast(op, op.Mul(share, cast(op, _restore(op, node, dy), double)), element_type(node.input(0)))
+    _, others = product_and_others(
+        op, factors, lambda how, value: reduce[how](value, *_axes(node), keepdims=1), lambda value: value
+    )
+    return cast(op, op.Mul(others, cast(op, _restore(op, node, dy), double)), element_type(node.input(0)))
 
 
 def _refuse_noop(node: Forward) -> None:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
 from onnx_backprop.converters.rules.common import as_shaped, count_up, narrow, positions, scatter_add, size, widen
+from onnx_backprop.converters.rules.factors import product_and_others
 from onnx_backprop.converters.rules.merged_shapes import merged_length
 
 TO_THE_END = 2**63 - 1
@@ -166,17 +167,13 @@ class _Scatter:
         return self._product(dy) if reduction == "mul" else self._extremum(widen(self._op, y), dy)
 
     def _product(self, dy: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """The product of the others is that of all that are not 0, over the own one; 0 where another is 0."""
+        """Each factor gets dy times the others: data Π u, an update data times the other updates."""
         op = self._op
-        is_zero = op.Equal(self._updates, 0)
-        zeros = op.Where(is_zero, self._one, self._zero)
-        factors = op.Where(is_zero, 1, self._updates)
-        product = self._onto(self._one, factors, "mul")
-        count = self._onto(self._zero, zeros, "add")
-        ddata = op.Mul(dy, op.Where(op.Equal(count, 0), product, 0))
-        other_zeros = op.Sub(self._at(count), zeros)
-        others = op.Where(op.Equal(other_zeros, 0), op.Div(self._at(product), factors), 0)
-        return ddata, op.Mul(self._at(op.Mul(dy, self._data)), others)
+        start = {"mul": self._one, "add": self._zero, "min": op.number(2**63 - 1, ir.DataType.INT64)}
+        product, others = product_and_others(
+            op, self._updates, lambda how, value: self._onto(start[how], value, how), self._at
+        )
+        return op.Mul(dy, product), op.Mul(self._at(op.Mul(dy, self._data)), others)
 
     def _extremum(self, y: ir.Value, dy: ir.Value) -> tuple[ir.Value, ir.Value]:
         op = self._op
