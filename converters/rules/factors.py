@@ -11,7 +11,7 @@ from onnx_backprop.converters.rules.common import positions
 
 Combine = Callable[[str, ir.Value], ir.Value]  # "mul", "add" or "min" of the elements of each group
 Spread = Callable[[ir.Value], ir.Value]  # the value of its group for each element
-_APART = 2  # zeros of a group that stay factors, so that derivatives by them exist
+_APART = 3  # zeros of a group that stay factors, so that derivatives by them exist
 _NOWHERE = np.iinfo(np.int64).max
 
 
@@ -19,8 +19,8 @@ def product_and_others(op: Builder, x: ir.Value, combine: Combine, spread: Sprea
     """Π_j x_j of each group, and for each element Π_{j ≠ i} x_j of its group.
 
     The first 0 of a group, x_k, is set apart: with u = x but for u_k = 1, Π x = x_k Π u, and Π_{j ≠ i} x_j =
-    x_k Π_{j ≠ i} u_j, or Π_{j ≠ k} u_j for i = k; so is the first 0 of u. What is left is divided: Π x over x_i, 0 beside
-    another 0. Exact in value and in two derivatives, in all derivatives where a group has at most two zeros.
+    x_k Π_{j ≠ i} u_j, or Π_{j ≠ k} u_j for i = k; so is the first 0 of u. What is left is divided: Π x over x_i, or 0
+    beside another 0. The first three derivatives of Π x are exact, and all where a group has at most three zeros.
     """
     return _apart(op, x, combine, spread, _APART)
 

@@ -126,9 +126,9 @@ def _power(node: Forward) -> int:
 
 
 def _odd_power(op: Builder, x: ir.Value, power: int) -> ir.Value:
-    """sign(x) · |x|^(power - 1)."""
-    if power == 2:
-        return x
+    """sign(x) · |x|^(power - 1), which is x^(power - 1) where power is even."""
+    if power % 2 == 0:
+        return x if power == 2 else op.Pow(x, float(power - 1))
     sign = op.Sign(x)
     return sign if power == 1 else op.Mul(sign, op.Pow(op.Abs(x), float(power - 1)))
 

@@ -141,6 +141,8 @@ def sampled(g: Graph) -> None:
         batch = g.constant(g.rng.integers(0, n, 2))
         g.emit("RoiAlign", [x, rois, batch], output_height=2, output_width=2, mode=str(g.pick(["avg", "max"])))
     elif form == 2:
+        if min(space) < 2:
+            raise RejectedError  # no cells
         offsets = g.weight((n, 8, *(s - 1 for s in space)))
         g.emit("DeformConv", [x, g.weight((2, c, 2, 2)), offsets], kernel_shape=[2, 2])
     elif form == 3:

@@ -124,3 +124,36 @@ def test_a_crop_in_the_body_of_a_scan() -> None:
     (got,) = (value for name, value in answers(made, x=drawn(2, 3, 4)).items() if name != "y")
     expected = np.einsum("na,cb,hw->nchabw", np.eye(2), np.eye(3), np.eye(5, 4))
     np.testing.assert_array_equal(got, expected)
+
+
+PRODUCTS = {
+    "ReduceProd": "p = ReduceProd<keepdims = 0>(x)",
+    "ReduceProd of axes": "m = Reshape(x, shape) q = ReduceProd<keepdims = 1>(m, ends) p = Squeeze(q)",
+    "ScatterElements": 'e = ScatterElements<reduction = "mul">(one, zeros, x) p = Squeeze(e)',
+    "ScatterND": 'u = Unsqueeze(zeros, last) e = ScatterND<reduction = "mul">(one, u, x) p = Squeeze(e)',
+}
+
+
+@pytest.mark.parametrize("values", [(1.0, 2, 3, 4), (0, 2, 3, 4), (2, 0, 3, 0), (0, 0, 3, 0), (0, 0, 0, 0)], ids=str)
+@pytest.mark.parametrize("nodes", PRODUCTS.values(), ids=PRODUCTS)
+def test_products_with_factors_of_zero(nodes: str, values: tuple[float, ...]) -> None:
+    """∂²Π x / ∂x_i ∂x_j = Π of the others, 0 for i = j; third derivatives along the axes likewise."""
+    text = f"""<ir_version: 10, opset_import: ["": 18]> g (double[4] x) => (double p)
+        <double[1] one = {{1}}, int64[4] zeros = {{0, 0, 0, 0}}, int64[3] shape = {{2, 1, 2}}, int64[2] ends = {{0, 2}},
+         int64[1] last = {{1}}> {{ {nodes} }}"""
+    model = parser.parse_model(text)
+    x = np.array(values, np.float64)
+
+    def others(*which: int) -> float:
+        return float(np.prod(np.delete(x, which))) if len({*which}) == len(which) else 0.0
+
+    hessian = ob.hessian(model, ["x"], ["p"])
+    (name,) = {value.name for value in hessian.graph.output} - {"p"}
+    (result,) = ob.session(hessian).run([name], {"x": x})
+    np.testing.assert_allclose(result, [[others(i, j) for j in range(4)] for i in range(4)], atol=1e-12)
+    third = ob.jvp(hessian, ["x"], [name])
+    newest = ob.derivatives(third)[-1]
+    run = ob.session(third)
+    for k in range(4):
+        (result,) = run.run([newest.results[name]], {"x": x, newest.seeds["x"]: np.eye(4)[k]})
+        np.testing.assert_allclose(result, [[others(i, j, k) for j in range(4)] for i in range(4)], atol=1e-12)
