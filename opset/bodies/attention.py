@@ -43,6 +43,9 @@ class Scores:
             self.scale = b.float_scalar(scale_of(attrs, size.value or 1))
         else:
             self.scale = b.Reciprocal(b.Sqrt(b.Cast(size.at_least(1).name, to=FLOAT)))
+        if size.value is None:  # before the product: an Einsum over nothing ends the process
+            columns = (size >= 1).require("query: expected one column or more")
+            self.scale = b.Add(self.scale, b.Cast(columns.name, to=FLOAT))
         products = self.product("bgsd,bgtd->bgst", b.Mul(self.grouped(query.name, "D"), self.scale), key.name)
         products, self.bent = self.ungrouped(products, "T"), ""
         if cap > 0:

@@ -82,6 +82,8 @@ def lengths_of(attrs: Attributes, given: Mapping[str, Arg | None]) -> dict[str, 
         raise ShapeError(f"query: expected a multiple of the {shared} heads of key, got {heads}", op_type=op)
     if lengths["T"] == 0:
         raise ShapeError("key: expected one key or more, got none", op_type=op)
+    if lengths["D"] == 0:
+        raise ShapeError("query: expected one column or more, got none", op_type=op)
     bias = given.get("bias")
     if bias is not None and bias.dims is not None:
         require_rank(bias.dims, 4, 4, op=op, subject="bias")

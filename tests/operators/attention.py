@@ -86,6 +86,7 @@ def _refused(op: str, first: int) -> list[Bad]:
         Bad(op, "numbers of keys of key and value must agree, got 5 and 4", inputs={v: (2, 2, 4, 3)}),
         Bad(op, "query: expected a multiple of the 3 heads of key, got 4", inputs={k: (2, 3, 5, 6), v: (2, 3, 5, 3)}),
         Bad(op, "key: expected one key or more, got none", inputs={k: (2, 2, 0, 6), v: (2, 2, 0, 3), bias: (1, 1, 1, 1)}),
+        Bad(op, "query: expected one column or more, got none", inputs={q: (2, 4, 3, 0), k: (2, 2, 5, 0)}),
         Bad(op, "bias: expected rank 4, got 2 with shape (3, 5)", inputs={bias: (3, 5)}),
         Bad(op, "bias: expected lengths of (2, 4, 3, 5) or 1, got (1, 2, 3, 5)", inputs={bias: (1, 2, 3, 5)}),
         Bad(op, "batches of query and lengths must agree, got 2 and 3", inputs={bias + 1: longs(1, 2, 3)}),
