@@ -214,9 +214,12 @@ def _open(
     arguments: dict[str, Any],
 ) -> _Session:
     """providers: those of the options, or the CPU, where there are none."""
-    if isinstance(model, ModelProto) and holds_half(model):
-        optimizers = arguments.get("disabled_optimizers") or ()
-        arguments["disabled_optimizers"] = [*optimizers, *without(onnxruntime.__version__)]
+    if isinstance(model, ModelProto):
+        left_out = list(without(onnxruntime.__version__)) if holds_half(model) else []
+        if any(a.name == "training_mode" and a.i for node in model.graph.node for a in node.attribute):
+            left_out.append("ConstantSharing")  # a BatchNormalization overwrites statistics that others read then
+        if left_out:
+            arguments["disabled_optimizers"] = [*(arguments.get("disabled_optimizers") or ()), *left_out]
     if providers or not options.has_providers():
         arguments["providers"] = list(providers or ["CPUExecutionProvider"])
     lock = lock or nullcontext()
