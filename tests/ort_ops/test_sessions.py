@@ -217,9 +217,8 @@ def test_products_with_dequantized_weights_are_exact(lean: bool, rng: np.random.
     x = rng.standard_normal((6, 2), np.float32)
     exact = x @ (np.float32([[-3, -1], [1, 4]]) * np.float32([0.5, 0.55]))
     options = sessions.default_options(python_operators=False, lean=lean)
-    np.testing.assert_allclose(
-        ob.session(model, session_options=options).run(None, {"x": x})[0], exact, rtol=1e-5, atol=1e-6
-    )
+    (y,) = ob.session(model, session_options=options).run(None, {"x": x})
+    np.testing.assert_allclose(np.asarray(y), exact, rtol=1e-5, atol=1e-6)
     rounding = onnxruntime.SessionOptions()
     rounding.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
     sessions.be_lean(rounding)

@@ -22,7 +22,8 @@ def bounded(g: Graph) -> None:
     elif op == "Gelu":
         g.emit(op, [x], approximate="tanh")
     elif op == "Clip":
-        g.emit(op, [x, *g.pick([[g.weight(())], ["", g.weight(())], [g.weight((), -1, 0), g.weight((), 0, 1)]])])
+        form = int(g.rng.integers(3))
+        g.emit(op, [x, ["", g.weight(())][form > 0], *([g.weight(())] if form != 1 else [])])
     else:
         g.emit(op, [x], **({"alpha": float(g.pick([0.3, 1.5]))} if op in ALPHAS.split() else {}))
 
@@ -170,8 +171,9 @@ def layered(g: Graph) -> None:
         )
         g.emit("Conv", [x, g.weight((2, c, *kernel))], **pads)
     elif form == 1:
-        more = g.pick([{"output_padding": [1] * len(space)}, {"pads": [1, 0] * len(space)}, {"auto_pad": "SAME_UPPER"}])
-        g.emit("ConvTranspose", [x, g.weight((c, 2, *kernel))], strides=[2] * len(space), **more)
+        forms = {"output_padding": [1] * len(space), "pads": [1, 0] * len(space), "auto_pad": "SAME_UPPER"}
+        name = str(g.pick([*forms]))
+        g.emit("ConvTranspose", [x, g.weight((c, 2, *kernel))], strides=[2] * len(space), **{name: forms[name]})
     elif form == 2:
         g.emit("AveragePool", [x], kernel_shape=kernel, pads=[k - 1 for k in kernel * 2], count_include_pad=1)
     elif form == 3:
@@ -280,11 +282,9 @@ def like_another(g: Graph) -> None:
     if form == 0:
         g.emit("CastLike", [x, g.value(lambda v: v.size > 0)])
     elif form == 1:
-        shape = g.seen[x].shape
-        update = g.weight((*shape[:-2], 1, *shape[-1:]))
-        g.emit(
-            "TensorScatter", [x, update, g.constant(g.rng.integers(0, shape[-2] if len(shape) > 1 else 1, shape[0]))]
-        )
+        shape = list(g.seen[x].shape)
+        places = g.rng.integers(0, shape[-2] if len(shape) > 1 else 1, shape[0])
+        g.emit("TensorScatter", [x, g.weight((*shape[:-2], 1, *shape[-1:])), g.constant(places)])
     else:
         index = g.constant(g.rng.integers(0, g.seen[x].shape[0], g.seen[x].shape))
         g.emit(

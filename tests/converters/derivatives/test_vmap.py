@@ -294,7 +294,7 @@ def test_renewed_statistics_have_no_rows() -> None:
         ob.vmap(model, {"x": 0})
     del model.graph.output[1]
     x = np.random.default_rng(3).standard_normal((4, 2, 2, 3), np.float32)
-    (y,) = ob.session(ob.vmap(model, {"x": 0})).run(None, {"x": x})
+    results = run(ob.vmap(model, {"x": 0}), {"x": x})["y"]
     single = ob.session(model)
-    for row, result in zip(x, y, strict=True):
-        np.testing.assert_allclose(result, single.run(["y"], {"x": row})[0], rtol=1e-5, atol=1e-6)
+    for row, result in zip(x, results, strict=True):
+        np.testing.assert_allclose(result, np.asarray(single.run(["y"], {"x": row})[0]), rtol=1e-5, atol=1e-6)

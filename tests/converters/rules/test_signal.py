@@ -95,4 +95,4 @@ def test_doubles_stay_doubles(n: int, rng: np.random.Generator) -> None:
     (dx,) = ob.session(ob.backward(model, wrt=["x"])).run(["x_grad"], feeds)
     matrix = np.fft.fft(np.eye(n))
     expected = matrix.real @ feeds["y_grad"][0, :, 0] + matrix.imag @ feeds["y_grad"][0, :, 1]
-    np.testing.assert_allclose(dx[0, :, 0], expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(np.asarray(dx)[0, :, 0], expected, rtol=0, atol=1e-12)
