@@ -89,4 +89,4 @@ def test_an_output_without_cells_gives_zeros() -> None:
     feeds[ob.derivatives(converted)[-1].seeds["y"]] = np.ones((3, 2, 2, 0), np.float32)
     names = list(ob.derivatives(converted)[-1].results.values())
     for name, gradient in zip(names, ob.session(converted).run(names, feeds), strict=True):
-        np.testing.assert_array_equal(gradient, np.zeros(np.shape(gradient)), err_msg=name)
+        np.testing.assert_array_equal(gradient, np.zeros_like(np.asarray(gradient)), err_msg=name)
