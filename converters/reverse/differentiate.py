@@ -25,7 +25,6 @@ from onnx_backprop.converters.reverse.expand import (
     prune_and_name,
 )
 from onnx_backprop.converters.reverse.forward import Forward, label, unsupported
-from onnx_backprop.converters.reverse.known import dims
 from onnx_backprop.converters.reverse.loops.steps import body_of, is_loop
 from onnx_backprop.converters.reverse.path import (
     GradientPath,
@@ -198,9 +197,7 @@ def _walk_back(
             continue
         pending.update((wide.of(y), [dy]) for y, dy in summed.items())  # kept: each may itself be asked for
         dys = [wide.cast(summed[y], y) if y in summed else None for y in node.outputs]
-        if all(0 in (dims(y) or ()) for y in summed):
-            received = [(x, op.zeros_like(x)) for x in node.inputs if x is not None and x in active]
-        elif node_plan.rule is not None:
+        if node_plan.rule is not None:
             op.imputed = dys[0] if node in masked else None
             received = _apply(node_plan.rule, op, Forward(node, active, node_plan.version), dys)
             op.imputed = None

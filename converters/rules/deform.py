@@ -16,7 +16,11 @@ def deform_conv(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
     Shapes: X (N, C, H, W), W (M, C / g, kH, kW), Δ (N, 2 o kH kW, oH, oW) with y before x, m (N, o kH kW, oH, oW),
     for g groups and o groups of offsets. Half types are computed in float32.
+
+    Edge: zeros where Δ is known to have no cells, which cannot be divided into axes.
     """
+    if 0 in (dims(node.input(2)) or ()):
+        return [None if x is None else op.zeros_like(x) for x in node.node.inputs]
     kernel = _kernel(op, node)
     groups, offset_groups = node.int("group", 1), node.int("offset_group", 1)
     x, weights, offset = node.input(0), node.input(1), node.input(2)

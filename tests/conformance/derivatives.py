@@ -59,6 +59,9 @@ def scalar_of(model: ModelProto) -> ModelProto:
     c = graph.input.add()
     c.CopyFrom(graph.output[0])
     c.name = "c_of_y"
+    for dim in c.type.tensor_type.shape.dim:
+        if dim.HasField("dim_value") and not dim.dim_value:
+            dim.Clear()  # what onnx infers of heads of an unknown size
     for op, inputs, output in (("Mul", ["y", "y"], "y_y"), ("Mul", ["y_y", "c_of_y"], "c_y_y")):
         graph.node.append(helper.make_node(op, inputs, [output], name=output))
     graph.node.append(helper.make_node("ReduceSum", ["c_y_y"], ["s_of_y"], name="s_of_y", keepdims=0))
