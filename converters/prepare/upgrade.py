@@ -51,6 +51,9 @@ def upgrade(proto: ModelProto) -> ModelProto:
     for domain in [o for o in proto.opset_import if o.domain == "ai.onnx"]:
         domain.domain = ""
     marked = _name_marked(proto)
+    for pad in [n for n in all_nodes(proto.graph) if version < 11 and is_standard(n, "Pad")]:
+        if attributes_of(pad).get("mode", b"constant") != b"constant":
+            assign(pad.attribute, [a for a in pad.attribute if a.name != "value"])  # unused; onnx's adapter keeps it
     legacy = [n for n in all_nodes(proto.graph) if version < 11 and is_standard(n, "Upsample", "Resize")]
     if legacy:
         hide(proto, legacy, _ASIDE)

@@ -32,6 +32,10 @@ CASES: list[tuple[str, list[int], dict[str, Any]]] = [
     ('y = Pad <mode = "reflect", pads = [0, 1, 0, 2, 0, 0, 1, 0]> (x)', [7, 10], {}),
     ('y = Pad <mode = "edge", pads = [0, 0, 1, 2, 0, 0, 1, 0]> (x)', [7, 10], {}),
     ("y = Pad <pads = [0, 0, -1, 2, 0, 0, 1, 0], value = 0.7> (x)", [7], {}),
+    *(
+        (f'y = Pad <mode = "{mode}", pads = [0, 1, 0, 2, 0, 0, 1, 0], value = 2.0> (x)', [7, 10], {})
+        for mode in ("reflect", "edge")  # which do not use the value
+    ),
     ("y = Slice <starts = [1, 0], ends = [3, -1], axes = [1, 3]> (x)", [7, 9], {}),
     ("y = Slice <starts = [0, 1], ends = [2, 100]> (x)", [7], {}),
     ("y = ReduceSum <axes = [1, 3]> (x)", [7, 11], {}),
