@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper, parser, version_converter
 
+from onnx_backprop.converters.prepare.inference.declared import forget_declared
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
 from onnx_backprop.opset.graphs.edit import assign, copied
@@ -63,6 +64,7 @@ def upgrade(proto: ModelProto) -> ModelProto:
         raise UnsupportedError(
             f"converting the model from opset {version} to {MIN_OPSET} failed: {e}. Convert it another way first"
         ) from e
+    forget_declared(result)  # the converter infers in the old opset, which reads negative axes of Squeeze as others
     _mark_again(result, marked)
     if legacy:
         _write_back(result)

@@ -46,6 +46,8 @@ CASES: list[tuple[str, list[int], dict[str, Any]]] = [
     ("y = ReduceMax <axes = [1]> (x)", [7, 11, 13], {}),
     ("y = ReduceLogSumExp <axes = [0, 1]> (x)", [11, 17], {}),
     ("z = Unsqueeze <axes = [0, 2]> (x) y = Squeeze <axes = [0]> (z)", [7, 11], {}),
+    ("y = Unsqueeze <axes = [-1]> (x)", [7, 10], {}),  # which onnxruntime takes before opset 11, too
+    ("y = Squeeze <axes = [-1]> (x)", [7, 10], {"shape": (2, 3, 1)}),
     ("y, z = Split <axis = 3, split = [2, 4]> (x)", [7, 11], {}),
     ("a, b = Split <axis = -1> (x) y = Mul(a, b)", [11, 13], {}),
     ("y = AveragePool <kernel_shape = [2, 3], pads = [0, 1, 1, 1], strides = [1, 2]> (x)", [7, 10, 11], {}),
