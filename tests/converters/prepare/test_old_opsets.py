@@ -25,6 +25,10 @@ CASES: list[tuple[str, list[int], dict[str, Any]]] = [
         for axis, opsets in [("", [7, 11, 12, 13]), ("<axis = 2>", [7, 11, 13]), ("<axis = 0>", [7, 11, 13])]
     ),
     ("y = Softmax <axis = -1> (x)", [11, 13], {}),
+    *(
+        (f"h = Hardmax {axis} (x) s = Sin(x) y = Mul(h, s)", opsets, {})
+        for axis, opsets in [("", [7, 12, 13]), ("<axis = 2>", [7, 12]), ("<axis = 0>", [7, 12]), ("<axis = -1>", [11])]
+    ),
     ("y = Clip <min = -0.5, max = 0.5> (x)", [7, 10], {}),
     ("y = Clip <max = 0.3125> (x)", [7], {}),
     ("y = Dropout <ratio = 0.5> (x)", [7, 10], {}),
