@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 import onnx_backprop as ob
-from tests.support.adjoint import forward_session
+from tests.support.adjoint import forward_session, run
 from tests.support.gradient_checks import LINEAR, PIECEWISE, SMOOTH, VARIANTS, Case, build, case, check_cases
 
 WINDOWS = [  # x, attributes
@@ -204,12 +204,12 @@ def test_pools_of_known_lengths(op: str, rank: int, opset: int) -> None:
     x = (rng.permutation(np.prod(shape)) / 4 + 1).reshape(shape).astype(np.float32)
     v = rng.uniform(-0.1, 0.1, shape).astype(np.float32)
     plain = forward_session(model)
-    y, above, below = (plain.run(None, {"x": one}) for one in (x, x + v, x - v))
+    y, above, below = (run(plain, {"x": one}) for one in (x, x + v, x - v))
     session = ob.session(ob.vjp(model, ["x"], [node.output[0] for node in nodes]))
     dy = {f"y{n}_grad": np.zeros_like(value) for n, value in enumerate(y)}
     for n, node in enumerate(nodes):
         seed = rng.standard_normal(y[n].shape).astype(np.float32)
-        same, dx = session.run([f"y{n}", "x_grad"], {"x": x, **dy, f"y{n}_grad": seed})
+        same, dx = map(np.asarray, session.run([f"y{n}", "x_grad"], {"x": x, **dy, f"y{n}_grad": seed}))
         np.testing.assert_allclose(same, y[n], rtol=1e-6, err_msg=str(node), strict=True)
         expected = ((above[n].astype(np.float64) - below[n]) * seed).sum() / 2
         np.testing.assert_allclose((dx * v).sum(), expected, rtol=2e-3, atol=2e-3, err_msg=str(node))
