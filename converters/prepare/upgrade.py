@@ -3,7 +3,8 @@
 onnx's own version converter does the work, except for Upsample and Resize before opset 11. Those define no
 coordinate rule; what runtimes do is x = o / scale, nearest taking floor(x) when scale >= 1 and ceil(x) below.
 onnx's adapter turns them into a Resize with the newer defaults, which is another function, so they are set aside
-under another name and written back as a Resize that says what they do.
+under another name and written back as a Resize that says what they do. Hardmax before opset 13 took rows of what
+Flatten makes, which onnx's converter does not know of.
 """
 
 from itertools import chain
@@ -11,9 +12,11 @@ from itertools import chain
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper, parser, version_converter
 
+from onnx_backprop.converters.prepare.inference.declared import forget_declared
 from onnx_backprop.opset.core.errors import InvalidModelError, UnsupportedError
 from onnx_backprop.opset.functions.use_kernels import MIN_BODY_OPSET
 from onnx_backprop.opset.graphs.edit import assign, copied
+from onnx_backprop.opset.graphs.emit import Emitter
 from onnx_backprop.opset.graphs.hide import hide, show
 from onnx_backprop.opset.graphs.names import rename
 from onnx_backprop.opset.graphs.scope import Scope, scoped_graphs
@@ -51,7 +54,11 @@ def upgrade(proto: ModelProto) -> ModelProto:
     for domain in [o for o in proto.opset_import if o.domain == "ai.onnx"]:
         domain.domain = ""
     marked = _name_marked(proto)
-    legacy = [n for n in all_nodes(proto.graph) if version < 11 and is_standard(n, "Upsample", "Resize")]
+    for pad in [n for n in all_nodes(proto.graph) if version < 11 and is_standard(n, "Pad")]:
+        if attributes_of(pad).get("mode", b"constant") != b"constant":
+            assign(pad.attribute, [a for a in pad.attribute if a.name != "value"])  # unused; onnx's adapter keeps it
+    last = {"Upsample": 10, "Resize": 10, "Hardmax": 12}  # opsets of the older meaning
+    legacy = [n for n in all_nodes(proto.graph) if is_standard(n, *last) and version <= last[n.op_type]]
     if legacy:
         hide(proto, legacy, _ASIDE)
     try:
@@ -60,6 +67,7 @@ def upgrade(proto: ModelProto) -> ModelProto:
         raise UnsupportedError(
             f"converting the model from opset {version} to {MIN_OPSET} failed: {e}. Convert it another way first"
         ) from e
+    forget_declared(result)  # the converter infers in the old opset, which reads negative axes of Squeeze as others
     _mark_again(result, marked)
     if legacy:
         _write_back(result)
@@ -87,8 +95,16 @@ def _mark_again(model: ModelProto, marked: list[NodeProto]) -> None:
 
 def _write_back(model: ModelProto) -> None:
     for graph, scope in reversed(list(scoped_graphs(model.graph))):  # inner ones first: the outer nodes are copied
-        rewritten = [_resizes(node, scope) if node.domain == _ASIDE else [node] for node in graph.node]
+        rewritten = [_written_back(node, scope) if node.domain == _ASIDE else [node] for node in graph.node]
         assign(graph.node, chain.from_iterable(rewritten))
+
+
+def _written_back(node: NodeProto, scope: Scope) -> list[NodeProto]:
+    if node.op_type != "Hardmax":
+        return _resizes(node, scope)
+    op = Emitter(node.output[0], set())
+    rows = op.Hardmax(op.Flatten(node.input[0], axis=attributes_of(node).get("axis", 1)), axis=-1)
+    return op.finish({node.output[0]: op.Reshape(rows, op.Shape(node.input[0]), allowzero=1, name=node.name or None)})
 
 
 # First up on the axes with a scale above 1, then down on those below. That is exact for nearest, an axis of scale 1

@@ -11,6 +11,7 @@ from onnx_backprop.text.templates import Template, template_for
 from onnx_backprop.text.tokenizer import IGNORED, Span, Tokenizer, Tokens
 
 EXPECTED = '{"text": …}, {"prompt": …, "completion": …} or {"messages": [{"role": …, "content": …}, …]}'
+_KINDS = ({"text"}, {"prompt", "completion"}, {"messages"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -76,6 +77,9 @@ def _spans(line: str, template: Callable[[], Template]) -> tuple[list[Span], boo
     except ValueError as e:
         raise InvalidArgumentError(f"expected {EXPECTED}, got no JSON: {e}") from e
     keys = example.keys() if isinstance(example, dict) else set()
+    if len(kinds := [kind for kind in _KINDS if not kind.isdisjoint(keys)]) > 1:
+        both = ", ".join(repr(key) for key in keys if any(key in kind for kind in kinds))
+        raise InvalidArgumentError(f"expected {EXPECTED}, got {both} in one line. Keep the keys of one form")
     if "messages" in keys:
         return _conversation(example["messages"], template), True
     if keys >= {"prompt", "completion"}:
@@ -106,6 +110,8 @@ def _conversation(messages: Any, template: Callable[[], Template]) -> list[Span]
             content = "".join(str(part.get("text", "")) for part in content)
         if not isinstance(content, str):
             raise InvalidArgumentError(f"message {n + 1}: expected a text as 'content', got {type(content).__name__}")
+        if message.get("weight", 1) not in (0, 1):
+            raise InvalidArgumentError(f"message {n + 1}: expected a 'weight' of 0 or 1, got {message['weight']!r}")
         checked.append(message | {"content": content})
     if not any(message["role"] == "assistant" for message in checked):
         raise InvalidArgumentError("'messages': expected at least one of role 'assistant', which is what is learned")

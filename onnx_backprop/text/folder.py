@@ -1,5 +1,6 @@
 """`ModelFolder`: a language model with the files around it, as onnxruntime-genai reads and writes them."""
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.writing.files import save_model
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.core.reading import external_files
+from onnx_backprop.text.templates import TEMPLATES
 from onnx_backprop.text.tokenizer import CONFIG, Tokenizer, read_json
 
 _BESIDE = {"chat_template.jinja", "config.json", "generation_config.json", "special_tokens_map.json"}
@@ -53,16 +55,24 @@ class ModelFolder:
         return length if isinstance(length, int) else None
 
     def write(
-        self, target: str | Path, model: ModelProto, adapters: Mapping[str, Mapping[str, np.ndarray]] | None = None
+        self,
+        target: str | Path,
+        model: ModelProto,
+        adapters: Mapping[str, Mapping[str, np.ndarray]] | None = None,
+        *,
+        template: str | None = None,
     ) -> None:
         """Write a folder like this one, with another model and with adapters by name, as <name>.onnx_adapter.
 
         model: `lora(…).model`, whose adapters are inputs with defaults that change nothing, or a merged one. Other
-        files of the folder are copied. onnxruntime-genai loads the folder by `og.Model`, an adapter by
+        files of the folder are copied. template: the name of the one that was trained, which becomes the chat template;
+        default: that of the folder stays. onnxruntime-genai loads the folder by `og.Model`, an adapter by
         `og.Adapters(model).load(file, name)`. Errors: InvalidArgumentError for this folder itself, or one that cannot
         be written.
         """
         target = Path(target)
+        if template is not None and template not in TEMPLATES:
+            raise InvalidArgumentError(f"expected one of {', '.join(TEMPLATES)}, got {template!r}", "template")
         if target.resolve() == self.path.resolve():
             raise InvalidArgumentError(f"{target} is the folder of the model. Name another one")
         model_files = {self.model.resolve(), *(Path(file).resolve() for file in external_files(str(self.model)))}
@@ -73,11 +83,21 @@ class ModelFolder:
             target.mkdir(parents=True, exist_ok=True)
             for file in around:
                 shutil.copyfile(file, target / file.name)
+            if template is not None:
+                _write_template(target, TEMPLATES[template].jinja())
         except OSError as e:
             raise InvalidArgumentError(f"cannot write {target}: {e.strerror or e}") from e
         save_model(model, target / self.model.name)
         for name, values in (adapters or {}).items():
             save_adapter(values, target / f"{name}.onnx_adapter")
+
+
+def _write_template(folder: Path, source: str) -> None:
+    """Where transformers and onnxruntime-genai look for it: in a file of its own, and in an older configuration."""
+    (folder / "chat_template.jinja").write_text(source, "utf-8")
+    file = folder / "tokenizer_config.json"
+    if "chat_template" in (about := read_json(file)):
+        file.write_text(json.dumps(about | {"chat_template": source}, indent=2, ensure_ascii=False), "utf-8")
 
 
 def projections(model: ModelProto | ir.Model | str | Path) -> list[str]:

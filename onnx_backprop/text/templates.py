@@ -1,6 +1,7 @@
 """Conversations as texts, of which the answers are learned: by the model's own jinja2 template or by one of a few."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,8 +11,9 @@ from typing import Any
 from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.text.tokenizer import Span, Tokenizer, extra
 
-Messages = Sequence[Mapping[str, Any]]  # of "role" and "content"; "weight": 0 for an answer that is not learned
+Messages = Sequence[Mapping[str, Any]]  # of "role" and "content"; "weight": 0 for an answer that is not learned, else 1
 Template = Callable[[Messages], list[Span]]
+_SPECIAL = re.compile(r"<[^<>\s]+>")  # not [INST], which is text to the first models of its template
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,29 @@ class Turns:
             result.append((before + content + after, is_learned(message)))
         return [span for span in result if span[0]]
 
+    def special(self) -> list[str]:
+        """The special tokens that it writes."""
+        written = (part.replace("{role}", role) for part in (self.before, self.after) for role in ("user", self.answer))
+        return list(dict.fromkeys(_SPECIAL.findall("".join((*written, *(self.around or ()))))))
+
+    def jinja(self) -> str:
+        """The same as a chat template of jinja2, as transformers and onnxruntime-genai read it."""
+        content = "m.content | trim" if self.trims else "m.content"
+        role_before = json.dumps(self.before).replace("{role}", '" + m.role + "')
+        prompt = "" if self.around else self.before.replace("{role}", self.answer)
+        before, after = self.around or (prompt, self.after)
+        parts = [
+            "{%- set held = namespace(text='') -%}",
+            "{{- bos_token -}}" if self.begins else "",
+            "{%- for m in messages -%}",
+            f"{{%- if m.role == 'assistant' -%}}{{{{- {json.dumps(before)} + ({content}) + {json.dumps(after)} -}}}}",
+            "" if self.system else f"{{%- elif m.role == 'system' -%}}{{%- set held.text = ({content}) + '\\n\\n' -%}}",
+            f"{{%- else -%}}{{{{- {role_before} + held.text + ({content}) + {json.dumps(self.after)} -}}}}",
+            "{%- set held.text = '' -%}{%- endif -%}{%- endfor -%}",
+            f"{{%- if add_generation_prompt -%}}{{{{- {json.dumps(prompt)} -}}}}{{%- endif -%}}",
+        ]
+        return "".join(parts)
+
 
 TEMPLATES = {
     "chatml": Turns("<|im_start|>{role}\n", "<|im_end|>\n", "<|im_start|>"),
@@ -69,13 +94,14 @@ TEMPLATES = {
 def template_for(tokenizer: Tokenizer, name: str | None = None) -> Template:
     """The template of a name in `TEMPLATES`, or of a tokenizer: that of its configuration, else one for its tokens.
 
-    Warns: OnnxBackpropWarning for one that its tokens suggest. Errors: InvalidArgumentError for an unknown name, or
-    where nothing says which; KernelError for a template of jinja2 without jinja2.
+    Warns: OnnxBackpropWarning for one that its tokens suggest. Errors: InvalidArgumentError for an unknown name, for
+    one of `TEMPLATES` whose special tokens the tokenizer does not have, or where nothing says which; KernelError for a
+    template of jinja2 without jinja2.
     """
     if name is not None and name not in TEMPLATES:
         raise InvalidArgumentError(f"expected one of {', '.join(TEMPLATES)}, got {name!r}", "template")
     if name is not None:
-        return _begun(TEMPLATES[name], tokenizer)
+        return _begun(name, tokenizer)
     if tokenizer.chat_template is not None:
         return _rendered(tokenizer.chat_template, tokenizer.special)
     match = next((name for name, turns in TEMPLATES.items() if turns.token in tokenizer), None)
@@ -85,11 +111,19 @@ def template_for(tokenizer: Tokenizer, name: str | None = None) -> Template:
         )
     token = TEMPLATES[match].token
     warn(f"the tokenizer has none; {match!r} is taken, since there is a token {token!r}", argument="template")
-    return _begun(TEMPLATES[match], tokenizer)
+    return _begun(match, tokenizer)
 
 
-def _begun(turns: Turns, tokenizer: Tokenizer) -> Template:
+def _begun(name: str, tokenizer: Tokenizer) -> Template:
     """A template with the tokenizer's beginning before all, where it has that."""
+    turns = TEMPLATES[name]
+    if missing := [token for token in turns.special() if token not in tokenizer]:
+        fitting = [other for other, turns in TEMPLATES.items() if all(token in tokenizer for token in turns.special())]
+        raise InvalidArgumentError(
+            f"{name!r} writes {', '.join(missing)}, which are no tokens of the tokenizer but texts of many. "
+            f"Name one of {', '.join(fitting) or 'none: no template fits'}, or write prompts and completions",
+            "template",
+        )
     begin = tokenizer.special.get("bos_token", "") if turns.begins else ""
     return lambda messages: [(begin, False), *turns(messages)] if begin else turns(messages)
 

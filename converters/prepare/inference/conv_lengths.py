@@ -3,12 +3,12 @@
 With auto_pad SAME_* onnx's inference adds output_padding to the length and onnxruntime to the padding; with an
 output_shape below the input's length inference gives up half-way and states a wrong rank. The same node with explicit
 pads and output_padding says to both what onnxruntime runs. A pool with ceil_mode has no window that begins in the
-padding behind, which inference counts: less padding says to both what is run; so do pads in the place of SAME_*, where
-its window has gaps. Where the numbers are not all known, the input's shape is hidden from inference. What the node
-computes does not change.
+padding behind, which inference counts: less padding says to both what is run, or less of the input; so do pads in the
+place of SAME_*, where its window has gaps or leaves out pixels. Where the numbers are not all known, the input's shape
+is hidden from inference. What the node computes does not change.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from onnx import GraphProto, ModelProto, NodeProto, helper
 
@@ -67,8 +67,8 @@ def _may_be_misread(node: NodeProto) -> bool:
 def _pool_rewritten(graph: GraphProto, node: NodeProto, scope: Scope) -> bool:
     """Rewrite a pool with ceil_mode so that no window begins in the padding behind; whether it had to be rewritten.
 
-    That padding ends with the last window that begins before it. Where this is not beyond x, ceil_mode goes; the input
-    is hidden from inference where another axis needs it.
+    That padding ends with the last window that begins before it. Where this is not beyond x, ceil_mode goes, or where
+    another axis needs it, the pixels of x behind that window.
     """
     attributes = attributes_of(node)
     kernel = attributes.get("kernel_shape", [])
@@ -91,42 +91,63 @@ def _pool_rewritten(graph: GraphProto, node: NodeProto, scope: Scope) -> bool:
             pads[n + count], changed = steps * stride + covered - length - pads[n], True
         else:
             beyond |= rest > 0
-    if changed and min(pads) < 0 and beyond:
-        _hide_input(graph, node)
+    if changed and min(pads) < 0 and not beyond:
+        assign(node.attribute, [a for a in node.attribute if a.name != "ceil_mode"])
     elif changed:
-        replaced = "ceil_mode" if min(pads) < 0 else "pads"
-        assign(node.attribute, [a for a in node.attribute if a.name != replaced])
-        if replaced == "pads":
-            node.attribute.append(helper.make_attribute("pads", pads))
+        _set_pads(graph, node, pads)
     return changed
 
 
 def _explicit_pool(
     graph: GraphProto, node: NodeProto, lengths: Dims, window: tuple[list[int], list[int]], *, gaps: bool
 ) -> bool:
-    """A pool of SAME_* without ceil_mode, which changes nothing; one with gaps as onnxruntime has it, padded as if it
-    had none. Whether it had to be rewritten: of gaps, whether a length is known.
+    """Rewrite a pool of SAME_* that inference misreads, if a length is known; whether it had to be rewritten.
 
-    The input is hidden from inference where another one is not.
+    That is one with gaps, which onnxruntime pads as if it had none, and one with windows so much shorter than a stride
+    that pixels of x are left out, of which inference counts one window more under ceil_mode. The input is hidden from
+    inference where another length is not known.
     """
-    attributes, replaced = attributes_of(node), {"auto_pad", "pads"} if gaps else {"ceil_mode"}
+    attributes = attributes_of(node)
     known = [(length, k, s) for length, k, s in zip(lengths, *window, strict=True) if isinstance(length, int)]
-    if gaps and len(known) < len(lengths):
-        if known:
-            _hide_input(graph, node)
-        return bool(known)
-    if gaps and any(same_excess(*axis) < 0 for axis in known):
+    left_out = any(same_excess(*axis) < 0 for axis in known)
+    if not known or not (gaps or left_out):
+        return False
+    if len(known) < len(lengths):
+        _hide_input(graph, node)
+        return True
+    if gaps and left_out:
         raise UnsupportedError(
             f"auto_pad {attributes['auto_pad'].decode()} with dilations, and strides beyond the kernel, makes "
             "onnxruntime leave out pixels at the ends. State pads, and Slice off those pixels",
             op_type=node.op_type,
             node=called(node),
         )
-    assign(node.attribute, [a for a in node.attribute if a.name not in replaced])
-    if gaps:
-        pairs = [split_pads(same_excess(*axis), upper=attributes["auto_pad"] == b"SAME_UPPER") for axis in known]
-        node.attribute.append(helper.make_attribute("pads", [pair[n] for n in (0, 1) for pair in pairs]))
+    pairs = [_same_pads(same_excess(*axis), upper=attributes["auto_pad"] == b"SAME_UPPER") for axis in known]
+    _set_pads(graph, node, [pair[n] for n in (0, 1) for pair in pairs])
     return True
+
+
+def _same_pads(total: int, *, upper: bool) -> tuple[int, int]:
+    """As onnxruntime splits them: below 0, where pixels are left out, it rounds the quotient towards 0."""
+    if total >= 0:
+        return split_pads(total, upper=upper)
+    begin = -((-total if upper else -total - 1) // 2)
+    return begin, total - begin
+
+
+def _set_pads(graph: GraphProto, node: NodeProto, pads: Sequence[int]) -> None:
+    """State the pads of a pool; below 0 they are pixels to Slice off. Indices would then count others: X is hidden."""
+    count = len(pads) // 2
+    cut = [n for n in range(count) if min(pads[n], pads[n + count]) < 0]
+    if cut and len(node.output) > 1:
+        _hide_input(graph, node)
+        return
+    if cut:
+        starts = [max(-pads[n], 0) for n in cut]
+        ends = [min(pads[n + count], 0) or 2**62 for n in cut]
+        _replace_input(graph, node, lambda op, x: op.Slice(x, *map(op.constant, (starts, ends, [n + 2 for n in cut]))))
+    assign(node.attribute, [a for a in node.attribute if a.name not in ("auto_pad", "pads")])
+    node.attribute.append(helper.make_attribute("pads", [max(pad, 0) for pad in pads]))
 
 
 def _gives_up(node: NodeProto, scope: Scope) -> bool:
@@ -174,11 +195,15 @@ def _rewrite(node: NodeProto, axes: list[AxisPads]) -> None:
 
 def _hide_input(graph: GraphProto, node: NodeProto) -> None:
     """X through a Reshape to its own shape, which inference cannot follow; it costs the run nothing."""
+    _replace_input(graph, node, lambda op, x: op.Reshape(x, op.Abs(op.Shape(x))))
+
+
+def _replace_input(graph: GraphProto, node: NodeProto, emit: Callable[[Emitter, str], str]) -> None:
     op = Emitter(f"{node.output[0]}_input", used_names(graph))
     position = list(graph.node).index(node)
-    hidden = op.Reshape(node.input[0], op.Abs(op.Shape(node.input[0])))
+    replaced = emit(op, node.input[0])
     insert(graph, position, op.nodes)
-    graph.node[position + len(op.nodes)].input[0] = hidden
+    graph.node[position + len(op.nodes)].input[0] = replaced
 
 
 def forget_shapes(graph: GraphProto, names: Iterable[str]) -> None:

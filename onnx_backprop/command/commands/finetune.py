@@ -89,9 +89,12 @@ def _check(arguments: argparse.Namespace, target: Path) -> None:
 def _finetune(arguments: argparse.Namespace, target: Path) -> int:
     from onnx_backprop import Trainer, text  # not before: the other commands need no runtime
     from onnx_backprop.text.preferences import PairBatches
+    from onnx_backprop.text.templates import template_for
 
     folder = text.ModelFolder(arguments.model)
     tokenizer = folder.tokenizer(arguments.tokenizer, begins=arguments.begin or None)
+    if arguments.template:
+        template_for(tokenizer, arguments.template)  # refused here also where no text is a conversation
     length = min(LENGTH, folder.context or LENGTH) if arguments.length is None else arguments.length
     if folder.context is not None and length > folder.context:
         raise InvalidArgumentError(f"--length: the model reads at most {folder.context} tokens, got {length}")
@@ -155,13 +158,14 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
         outcome["perplexity"] = f"{before.perplexity:.4g} -> {perplexities[-1]:.4g} on the texts held out"
     note(f"writing {target}")
     values = trainer.parameters()
-    folder.write(target, adapted.model, {arguments.name: values})
+    folder.write(target, adapted.model, {arguments.name: values}, template=arguments.template)
     written = [str(target), str(target / f"{arguments.name}.onnx_adapter")]
     if arguments.merged:
         from onnx_backprop.quantization import merged_by_reference  # not before: it needs a runtime
 
         note(f"writing {arguments.merged}")
-        folder.write(arguments.merged, merged_by_reference(adapted, values, floats=arguments.floats))
+        merged = merged_by_reference(adapted, values, floats=arguments.floats)
+        folder.write(arguments.merged, merged, template=arguments.template)
         written.append(str(arguments.merged))
     if arguments.report:
         note("timing some steps for the report")
@@ -275,7 +279,7 @@ COMMAND = Command(
         argument(
             "--template",
             choices=("chatml", "llama3", "gemma", "phi", "mistral"),
-            help="how conversations are written (default: by the tokenizer's configuration)",
+            help="how conversations are written, also by OUT (default: by the tokenizer's configuration)",
         ),
         flag("--begin", help="add the tokenizer's first tokens to texts, which onnxruntime-genai by default does not"),
         argument(

@@ -25,6 +25,10 @@ CASES: list[tuple[str, list[int], dict[str, Any]]] = [
         for axis, opsets in [("", [7, 11, 12, 13]), ("<axis = 2>", [7, 11, 13]), ("<axis = 0>", [7, 11, 13])]
     ),
     ("y = Softmax <axis = -1> (x)", [11, 13], {}),
+    *(
+        (f"h = Hardmax {axis} (x) s = Sin(x) y = Mul(h, s)", opsets, {})
+        for axis, opsets in [("", [7, 12, 13]), ("<axis = 2>", [7, 12]), ("<axis = 0>", [7, 12]), ("<axis = -1>", [11])]
+    ),
     ("y = Clip <min = -0.5, max = 0.5> (x)", [7, 10], {}),
     ("y = Clip <max = 0.3125> (x)", [7], {}),
     ("y = Dropout <ratio = 0.5> (x)", [7, 10], {}),
@@ -32,6 +36,10 @@ CASES: list[tuple[str, list[int], dict[str, Any]]] = [
     ('y = Pad <mode = "reflect", pads = [0, 1, 0, 2, 0, 0, 1, 0]> (x)', [7, 10], {}),
     ('y = Pad <mode = "edge", pads = [0, 0, 1, 2, 0, 0, 1, 0]> (x)', [7, 10], {}),
     ("y = Pad <pads = [0, 0, -1, 2, 0, 0, 1, 0], value = 0.7> (x)", [7], {}),
+    *(
+        (f'y = Pad <mode = "{mode}", pads = [0, 1, 0, 2, 0, 0, 1, 0], value = 2.0> (x)', [7, 10], {})
+        for mode in ("reflect", "edge")  # which do not use the value
+    ),
     ("y = Slice <starts = [1, 0], ends = [3, -1], axes = [1, 3]> (x)", [7, 9], {}),
     ("y = Slice <starts = [0, 1], ends = [2, 100]> (x)", [7], {}),
     ("y = ReduceSum <axes = [1, 3]> (x)", [7, 11], {}),
@@ -42,6 +50,8 @@ CASES: list[tuple[str, list[int], dict[str, Any]]] = [
     ("y = ReduceMax <axes = [1]> (x)", [7, 11, 13], {}),
     ("y = ReduceLogSumExp <axes = [0, 1]> (x)", [11, 17], {}),
     ("z = Unsqueeze <axes = [0, 2]> (x) y = Squeeze <axes = [0]> (z)", [7, 11], {}),
+    ("y = Unsqueeze <axes = [-1]> (x)", [7, 10], {}),  # which onnxruntime takes before opset 11, too
+    ("y = Squeeze <axes = [-1]> (x)", [7, 10], {"shape": (2, 3, 1)}),
     ("y, z = Split <axis = 3, split = [2, 4]> (x)", [7, 11], {}),
     ("a, b = Split <axis = -1> (x) y = Mul(a, b)", [11, 13], {}),
     ("y = AveragePool <kernel_shape = [2, 3], pads = [0, 1, 1, 1], strides = [1, 2]> (x)", [7, 10, 11], {}),

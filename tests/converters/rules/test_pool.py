@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 import onnx_backprop as ob
+from tests.support.adjoint import forward_session, run
 from tests.support.gradient_checks import LINEAR, PIECEWISE, SMOOTH, VARIANTS, Case, build, case, check_cases
 
 WINDOWS = [  # x, attributes
@@ -148,3 +149,67 @@ def test_what_avg_pool_backward_is_for(attributes: str, emitted: bool) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradient(variant: str) -> None:
     check_cases(CASES, variant)
+
+
+SINCE = {"MaxPool": {"ceil_mode": 10, "dilations": 10}, "LpPool": {"ceil_mode": 18, "dilations": 18}}
+SINCE["AveragePool"] = {"ceil_mode": 10, "dilations": 19, "count_include_pad": 7}
+
+
+def drawn(op: str, rank: int, opset: int, rng: np.random.Generator) -> NodeProto:
+    """One of the pools that onnxruntime runs at an opset, most with ceil_mode; none that is refused."""
+    kernel, strides, gaps = (rng.integers(1, most, rank).tolist() for most in (4, 4, 3))
+    attributes: dict[str, Any] = {"kernel_shape": kernel, "strides": strides}
+    more = {"ceil_mode": int(rng.random() < 0.8), "count_include_pad": int(rng.random() < 0.6), "dilations": gaps}
+    since = SINCE[op]
+    attributes |= {
+        k: v for k, v in more.items() if since.get(k, 99) <= opset and (k != "dilations" or rng.random() < 0.3)
+    }
+    auto_pad = rng.choice(["NOTSET", "NOTSET", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"])
+    if auto_pad == "NOTSET":
+        attributes["pads"] = [int(rng.integers(k)) for k in kernel * 2]
+    elif auto_pad == "VALID":
+        attributes["auto_pad"] = "VALID"
+    else:  # those that leave out pixels: `test_gradients_of_pixels_that_same_leaves_out`
+        attributes |= {"auto_pad": str(auto_pad), "strides": np.minimum(kernel, strides).tolist()}
+    return helper.make_node(op, ["x"], ["y"], **attributes)
+
+
+def pool_model(nodes: list[NodeProto], shape: tuple[int, ...], opset: int) -> ModelProto:
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for node in nodes for name in node.output]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    graph = helper.make_graph(nodes, "pools", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.mark.parametrize("opset", [10, 18, 19, 22])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("op", SINCE)
+def test_pools_of_known_lengths(op: str, rank: int, opset: int) -> None:
+    """Where inference counts a window that onnxruntime does not run, its constant folding believes inference."""
+    rng = np.random.default_rng(opset)
+    shape = (1, 1, *(6, 5, 4)[:rank])
+    nodes = [drawn(op, rank, opset, rng) for _ in range(6)]
+    if rank == 2 and "ceil_mode" in SINCE[op] and SINCE[op]["ceil_mode"] <= opset:  # AvgPool2d of PyTorch
+        attributes = {"kernel_shape": [3, 2], "strides": [2, 3], "ceil_mode": 1}
+        nodes.append(helper.make_node(op, ["x"], ["y"], pads=[1, 1, 1, 1], **attributes))
+        nodes.append(helper.make_node(op, ["x"], ["y"], auto_pad="VALID", **attributes))
+        if op == "AveragePool":
+            nodes.append(helper.make_node(op, ["x"], ["y"], pads=[1, 1, 1, 1], count_include_pad=1, **attributes))
+            # without ceil_mode onnxruntime does not run it before opset 19
+            attributes |= {"auto_pad": "SAME_LOWER", "strides": [2, 4]}
+            nodes.append(helper.make_node(op, ["x"], ["y"], count_include_pad=1, **attributes))
+    for n, node in enumerate(nodes):
+        node.output[0] = f"y{n}"
+    model = pool_model(nodes, shape, opset)
+    x = (rng.permutation(np.prod(shape)) / 4 + 1).reshape(shape).astype(np.float32)
+    v = rng.uniform(-0.1, 0.1, shape).astype(np.float32)
+    plain = forward_session(model)
+    y, above, below = (run(plain, {"x": one}) for one in (x, x + v, x - v))
+    session = ob.session(ob.vjp(model, ["x"], [node.output[0] for node in nodes]))
+    dy = {f"y{n}_grad": np.zeros_like(value) for n, value in enumerate(y)}
+    for n, node in enumerate(nodes):
+        seed = rng.standard_normal(y[n].shape).astype(np.float32)
+        same, dx = map(np.asarray, session.run([f"y{n}", "x_grad"], {"x": x, **dy, f"y{n}_grad": seed}))
+        np.testing.assert_allclose(same, y[n], rtol=1e-6, err_msg=str(node), strict=True)
+        expected = ((above[n].astype(np.float64) - below[n]) * seed).sum() / 2
+        np.testing.assert_allclose((dx * v).sum(), expected, rtol=2e-3, atol=2e-3, err_msg=str(node))

@@ -127,6 +127,9 @@ def prefer(*more: str, epochs: int = 4) -> int:
     return main(["finetune", str(MODEL), "-o", "out", *given, "--schedule", "constant", *more])
 
 
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+
+
 def test_preferences(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first loss is log 2, that of a model that is as before; --resume has the same model for its reference."""
     options = ["--log", "log.csv", "--split", "0.2", "--beta", "0.5"]
@@ -190,6 +193,10 @@ def test_what_is_refused_of_preferences(
         (["--targets", "nothing"], "--targets: expected the name of an initializer, got 'nothing'"),
         (["-o", "data.jsonl"], "-o: data.jsonl is a file. Name a folder"),
         (["--template", "alpaca"], "invalid choice: 'alpaca'"),
+        (
+            ["--template", "llama3"],
+            "--template: 'llama3' writes <|start_header_id|>, <|end_header_id|>, <|eot_id|>, which",
+        ),
     ],
 )
 def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:
@@ -198,6 +205,17 @@ def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], optio
     error = " ".join(capsys.readouterr().err.split())
     assert said in error
     assert not (folder / "out").exists() or not any((folder / "out").iterdir()), "so that it can be tried again"
+
+
+def test_the_template_that_was_trained_is_written(folder: Path) -> None:
+    """Which is another one than that of the folder, chatml."""
+    (folder / "chat.jsonl").write_text(json.dumps({"messages": CHAT}))
+    assert finetune("--text", "chat.jsonl", "--template", "mistral", "--merged", "merged") == 0
+    ((ids, labels),) = text.read_examples("chat.jsonl", text.ModelFolder(MODEL).tokenizer(), template="mistral")
+    for name in ("out", "merged"):
+        ((same_ids, same_labels),) = text.read_examples("chat.jsonl", text.ModelFolder(name).tokenizer())
+        np.testing.assert_array_equal(same_ids, ids)
+        np.testing.assert_array_equal(same_labels, labels)
 
 
 @pytest.mark.usefixtures("limited")

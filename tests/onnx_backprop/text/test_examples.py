@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import onnx_backprop as ob
-from onnx_backprop.text import IGNORED, Tokenizer, read_examples
+from onnx_backprop.text import IGNORED, TEMPLATES, Tokenizer, read_examples
+from onnx_backprop.text.templates import template_for
 
 tokenizers = pytest.importorskip("tokenizers")
 FOLDER = Path(__file__).parents[2] / "data" / "text"
@@ -101,6 +102,35 @@ def test_a_template_is_guessed_with_a_warning(tmp_path: Path) -> None:
     assert text == "".join(TURNS)
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_template_of_jinja2_writes_the_same(name: str) -> None:
+    pytest.importorskip("jinja2")
+    turns, tokenizer = TEMPLATES[name], Tokenizer(FOLDER)
+    tokenizer.chat_template = turns.jinja()
+    messages = [
+        {"role": "system", "content": " Be\n'brief'. "},
+        {"role": "user", "content": " Hi "},
+        {"role": "assistant", "content": " Hello. ", "weight": 0},
+        {"role": "tool", "content": '{"a": "\\n"}'},
+        {"role": "assistant", "content": "See you.\n"},
+    ]
+    expected = turns(messages)
+    if turns.begins:
+        expected.insert(0, ("<s>", False))
+    rendered = template_for(tokenizer)(messages)
+    assert "".join(part for part, _ in rendered) == "".join(part for part, _ in expected)
+    assert [part for part in rendered if part[1]] == [part for part in expected if part[1]]
+
+
+def test_a_template_without_its_tokens_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    expected = (
+        r"line 1: template: 'gemma' writes <start_of_turn>, <end_of_turn>, which are no tokens of the tokenizer .* "
+        r"Name one of chatml, mistral, or write prompts"
+    )
+    with pytest.raises(ob.InvalidArgumentError, match=expected):
+        read(tmp_path, tokenizer, {"messages": CHAT}, template="gemma")
+
+
 def test_a_template_that_drops_earlier_answers_learns_the_last(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pytest.importorskip("jinja2")
     tokenizer.chat_template = (
@@ -133,6 +163,15 @@ def test_a_template_that_drops_earlier_answers_learns_the_last(tmp_path: Path, t
         ),
         ('{"messages": [{"role": "user"}]}', r"line 3: message 1: expected a text as 'content', got NoneType"),
         ('{"messages": [{"role": "user", "content": "x"}]}', r"line 3: 'messages': expected at least one of role 'ass"),
+        (
+            '{"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}',
+            r"line 3: message 1: expected a 'weight' of 0 or 1, got 0\.5",
+        ),
+        (
+            '{"id": 1, "text": "x", "prompt": "y", "completion": "z"}',
+            r"line 3: expected .*, got 'text', 'prompt', 'completion' in one line\. Keep the keys of one form",
+        ),
+        ('{"messages": [], "text": "x"}', r"line 3: expected .*, got 'messages', 'text' in one line"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, tokenizer: Tokenizer, line: str, said: str) -> None:
