@@ -90,6 +90,9 @@ def fit(
     not finite, or if the state to be saved has a number that is not finite and was at the start; the last checkpoint is
     of an earlier step. If NaN, infinity or the lack of a label that counts in a batch explains it, the error says in
     which array and row. Such a batch in the evaluation ends the training after the checkpoint of the epoch.
+
+    Warns: OnnxBackpropWarning if no update was made, or the last runs of `accumulate` have not reached one; a further
+    fit continues with them.
     """
     if not all(isinstance(n, Integral) and n >= 0 for n in (epochs, every)):
         if hasattr(epochs, "shape"):
@@ -127,7 +130,7 @@ def fit(
     if wrong := [entry for entry in logs if not (isinstance(entry, str | Path) or callable(entry))]:
         raise InvalidArgumentError(f"log: expected a file, a function, or a list of these, got {wrong[0]!r}")
     names = () if evaluation is None else result_names(trainer.graph, asked)
-    records = Records()
+    records, updates = Records(), trainer.updates
     writes = trainer.communicator.rank == 0
     logs, plot, progress = (logs, plot, progress) if writes else ((), None, False)
     measured = better_of(asked, names, evaluation=evaluation is not None)
@@ -164,12 +167,25 @@ def fit(
             callback.finish(run)
     if records:
         tell_summary(records)
+        if writes:
+            _warn_of_waiting(trainer, updates)
     if plot is not None:
         try:
             draw(records, plot)
         except InvalidArgumentError as e:  # which is no reason to lose the records
             warn(str(e))
     return records
+
+
+def _warn_of_waiting(trainer: Trainer, before: int) -> None:
+    """Say which of the runs have changed nothing. before: how many updates there were."""
+    takes, made = trainer.graph.options.accumulate, trainer.updates - before
+    if waiting := (trainer.steps - trainer.skipped_steps) % takes:
+        what = f"{waiting} run{' was' if waiting == 1 else 's were'} accumulated, an update takes {takes}"
+        change = "they have" if made else "no update was made: they have"
+        warn(f"{what}, and {change} not changed the weights yet. A fit that goes on from here continues with them")
+    elif not made:
+        warn(f"no update was made: {trainer.skipped_steps} steps were skipped, since gradients were not finite")
 
 
 def _writer(
