@@ -26,7 +26,7 @@ from onnx_backprop.training.divergence import BadBatchError
 from onnx_backprop.training.measures import Metrics, check_ranks, chosen_metrics, plain_numbers, result_names
 from onnx_backprop.training.reports.history import Log, Measured, Record, Records
 from onnx_backprop.training.reports.plots import check_plot, draw
-from onnx_backprop.training.reports.progress import Progress, tell_summary
+from onnx_backprop.training.reports.progress import Progress, logger, tell_summary
 from onnx_backprop.training.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def fit(
     of an earlier step. If NaN, infinity or the lack of a label that counts in a batch explains it, the error says in
     which array and row. Such a batch in the evaluation ends the training after the checkpoint of the epoch.
 
-    Warns: OnnxBackpropWarning if no update was made, or the last runs of `accumulate` have not reached one; a further
-    fit continues with them.
+    Warns: OnnxBackpropWarning if no update was made, as in fewer steps than `accumulate`; a further fit continues with
+    what was accumulated. The logger names runs that were accumulated after the last update.
     """
     if not all(isinstance(n, Integral) and n >= 0 for n in (epochs, every)):
         if hasattr(epochs, "shape"):
@@ -168,7 +168,7 @@ def fit(
     if records:
         tell_summary(records)
         if writes:
-            _warn_of_waiting(trainer, updates)
+            _tell_of_waiting(trainer, updates)
     if plot is not None:
         try:
             draw(records, plot)
@@ -177,15 +177,17 @@ def fit(
     return records
 
 
-def _warn_of_waiting(trainer: Trainer, before: int) -> None:
+def _tell_of_waiting(trainer: Trainer, before: int) -> None:
     """Say which of the runs have changed nothing. before: how many updates there were."""
-    takes, made = trainer.graph.options.accumulate, trainer.updates - before
-    if waiting := (trainer.steps - trainer.skipped_steps) % takes:
-        what = f"{waiting} run{' was' if waiting == 1 else 's were'} accumulated, an update takes {takes}"
-        change = "they have" if made else "no update was made: they have"
-        warn(f"{what}, and {change} not changed the weights yet. A fit that goes on from here continues with them")
-    elif not made:
-        warn(f"no update was made: {trainer.skipped_steps} steps were skipped, since gradients were not finite")
+    waiting, takes = trainer.waiting, trainer.graph.options.accumulate
+    what = f"{waiting} run{' was' if waiting == 1 else 's were'} accumulated, an update takes {takes}"
+    if trainer.updates > before:
+        if waiting:
+            logger.info("%s, and they have not changed the weights yet; the next fit continues with them", what)
+        return
+    skipped = f"steps skipped for gradients that were not finite: {trainer.skipped_steps}"
+    advice = ". A fit that goes on from here continues with them" if waiting else ""
+    warn(f"no update was made: {what if waiting else skipped}{advice}")
 
 
 def _writer(

@@ -43,7 +43,14 @@ from onnx_backprop.providers.placement import Placement
 from onnx_backprop.providers.watch import watch
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.callbacks.base import CallbackStates, without_callbacks
-from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
+from onnx_backprop.training.checkpoint import (
+    check_tensors,
+    operators,
+    read_checkpoint,
+    read_progress,
+    warn_of_another,
+    write_checkpoint,
+)
 from onnx_backprop.training.copying import reduced
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
 from onnx_backprop.training.evaluation import Evaluator, lengths_of
@@ -489,6 +496,11 @@ class Trainer:
         """How many updates there have been: steps, but for accumulation and those that were skipped."""
         return (self.steps - self.skipped_steps) // self.graph.options.accumulate
 
+    @property
+    def waiting(self) -> int:
+        """How many steps were accumulated since the last update, which the next one will contain."""
+        return (self.steps - self.skipped_steps) % self.graph.options.accumulate
+
     def save(self, path: str | Path) -> None:
         """Write a checkpoint, from which a training continues bit for bit. It appears complete or not at all.
 
@@ -503,6 +515,7 @@ class Trainer:
             "learning_rate": self.learning_rate,
             "schedule": None if self.schedule is None else described(self.schedule),
             "settings": self.graph.settings,
+            "operators": operators(self.graph),
         } | ({"callbacks": callbacks} if callbacks else {})
         if self.communicator.rank == 0:
             write_checkpoint(path, state | tensors, about)
@@ -516,8 +529,10 @@ class Trainer:
     def load(self, path: str | Path) -> Trainer:
         """Continue from a checkpoint; returns the trainer.
 
-        Errors: CheckpointError for a file that is no checkpoint, or one of another graph or optimizer; the trainer then
+        Errors: CheckpointError for a file that is no checkpoint, or whose tensors do not fit the graph; then the trainer
         stays as it was. All ranks call this, rank 0 reads.
+
+        Warns: OnnxBackpropWarning for other operators in the forward model, another loss or kind of optimizer.
         """
         declared = self._buffers.declared()
         read, about = read_checkpoint(path) if self.communicator.rank == 0 else ({}, {})
@@ -526,6 +541,8 @@ class Trainer:
             tensors, about = self._ranks.from_first(tensors, about, declared)
         progress = read_progress(path, about)
         check_tensors(path, tensors, declared)
+        if self.communicator.rank == 0:
+            warn_of_another(path, about, self.graph)
         if progress.learning_rate is not None:
             try:
                 self._set_rate(progress.learning_rate)  # first, since it may be refused

@@ -147,7 +147,7 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
             metrics=arguments.metrics,
             checkpoint=checkpoint,
         )
-    outcome = outcome_of(records, time.perf_counter() - start, trainer.steps, "") | best_of(calls)
+    outcome = outcome_of(records, time.perf_counter() - start, trainer, "") | best_of(calls)
     if trainer.placement is not None:
         say(arguments, f"device: {trainer.placement}")
     perplexities = [record.perplexity for record in records if record.perplexity is not None]
