@@ -17,7 +17,7 @@ from onnx_backprop.converters.prepare.decoder import with_cache_alone
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.selection import Patterns, select
-from onnx_backprop.opset.core.errors import InvalidArgumentError, printable, warn
+from onnx_backprop.opset.core.errors import InvalidArgumentError, printable, require_numbers, warn
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.mapped import computed, is_mapped, to_array, whole_if_possible
 from onnx_backprop.opset.graphs.edit import copied, replace_values, without_tensors
@@ -191,6 +191,7 @@ def lora(
     """
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise InvalidArgumentError(f"rank: expected a whole number of 1 or more, got {rank!r}")
+    require_numbers(0, whole=True, seed=seed)
     scale = 1.0 if alpha is None else alpha / rank
     if not (math.isfinite(scale) and scale > 0):
         raise InvalidArgumentError(f"alpha: expected a number above 0, got {alpha!r}")

@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.doors.attribution import arguments_of, as_function, check_effects, require_numbers
+from onnx_backprop.doors.attribution import arguments_of, as_function, check_effects
 from onnx_backprop.doors.function import Arguments, Function
 from onnx_backprop.doors.vnnlib import Case, read
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, require_numbers
 
 Array = np.ndarray[Any, Any]
 _PGD = ("pgd",)
@@ -58,6 +58,7 @@ def attack(
     check_effects(method, {"steps": steps, "step_size": step_size, **drawn}, _OPTIONS)
     require_numbers(1, whole=True, steps=steps)
     require_numbers(0, epsilon=epsilon)
+    require_numbers(0, whole=True, seed=seed)
     if step_size is not None and not 0 < step_size < np.inf:
         raise InvalidArgumentError(f"expected a number above 0, got {step_size!r}", "step_size")
     if bounds is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
@@ -104,6 +105,7 @@ def counterexample(
     Returns: x, after running the model on it; the inequalities of its output hold exactly.
     """
     require_numbers(1, whole=True, restarts=restarts, steps=steps)
+    require_numbers(0, whole=True, seed=seed)
     f = as_function(model, arguments)
     if len(f.inputs) != 1 or len(f.outputs) != 1 or (declared := f.shapes[f.inputs[0]]) is None:
         raise InvalidArgumentError(f"expected one input and one output, got {f}. Name the output in `of`")

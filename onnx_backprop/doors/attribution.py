@@ -1,7 +1,6 @@
 """`attribute`: which parts of an input a score comes from, by the gradients of a file."""
 
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -11,7 +10,7 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.products import vjp
 from onnx_backprop.doors.function import Arguments, Function, function
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, require_numbers
 
 METHODS = ("saliency", "integrated", "gradcam", "smoothgrad", "shap")
 _PATHS = ("integrated", "shap")
@@ -70,6 +69,7 @@ def attribute(
     check_effects(method, options, _OPTIONS)
     require_numbers(1, whole=True, steps=steps, samples=samples)
     require_numbers(0, noise=noise)
+    require_numbers(0, whole=True, seed=seed)
     f = as_function(model, arguments)
     arrays = arguments_of(f, x)
     explained = f.inputs.index(f.variables[0])
@@ -97,14 +97,6 @@ def check_effects(method: str, options: Mapping[str, Any], known: Mapping[str, t
         default, methods = known[name]
         if method not in methods and (np.ndim(value) or value != default):
             raise InvalidArgumentError(f"goes with {' and '.join(methods)}, not with {method}. Leave it out", name)
-
-
-def require_numbers(least: float, *, whole: bool = False, **values: Any) -> None:
-    """InvalidArgumentError for a value that is no finite number of `least` or more."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral if whole else Real) or not least <= value < np.inf:
-            expected = f"a {'whole ' if whole else ''}number of {least:g} or more"
-            raise InvalidArgumentError(f"expected {expected}, got {value!r}", name)
 
 
 def as_function(model: ModelProto | ir.Model | str | Path | Function, arguments: Arguments) -> Function:

@@ -32,7 +32,7 @@ from onnx_backprop.opset.graphs.walk import all_nodes
 from onnx_backprop.ort_ops import Named
 from onnx_backprop.providers.choose import chosen
 from onnx_backprop.providers.placed import session
-from onnx_backprop.training.inputs import check_shapes, declared_dims, refusals
+from onnx_backprop.training.inputs import cast, check_shapes, declared_dims, refusals
 
 Opened = Callable[[ModelProto], onnxruntime.InferenceSession]
 
@@ -183,7 +183,7 @@ class Function:
         array, expected = np.asarray(array), self.types[name]
         if not np.can_cast(array.dtype, expected, "same_kind"):
             raise InvalidArgumentError(f"{name!r} has type {expected}, got an array of {array.dtype}")
-        return array.astype(expected, copy=False)
+        return cast(name, array, expected)
 
     def lengths(self, *shapes: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The shapes of the outputs for those of the inputs: a run on zeros tells, the first time."""

@@ -123,8 +123,10 @@ def _content(path: str | os.PathLike[str]) -> tuple[bytes, int]:
         raise CheckpointError(f"cannot read the checkpoint {path}: there is no such file")
     try:
         with open(path, "rb") as file:
-            start = file.read(_HEADER)
-            length = int.from_bytes(start, "little")
+            start = file.read(_HEADER + 1)
+            length = int.from_bytes(start[:_HEADER], "little")
+            if start[_HEADER:] != b"{":  # as in an .npz or an .onnx
+                raise CheckpointError(f"{path} is no checkpoint of onnx-backprop: it is no safetensors file")
             if length <= current().header_bytes:
                 return start + file.read(), length
     except (OSError, MemoryError) as e:

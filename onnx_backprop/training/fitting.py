@@ -124,9 +124,14 @@ def fit(
                 "as those in onnx_backprop.schedules"
             )
         trainer.schedule = schedule
-    if callable(callbacks) or not all(map(callable, callbacks := tuple(callbacks))):
+    if (
+        not isinstance(callbacks, Iterable)
+        or callable(callbacks)
+        or not all(map(callable, callbacks := tuple(callbacks)))
+    ):
         raise InvalidArgumentError(f"callbacks: expected a list of functions, got {callbacks!r}")
-    logs = () if log is None else (log,) if isinstance(log, str | Path) or callable(log) else tuple(log)
+    single = isinstance(log, str | Path) or callable(log) or not isinstance(log, Iterable)
+    logs = () if log is None else (log,) if single else tuple(log)
     if wrong := [entry for entry in logs if not (isinstance(entry, str | Path) or callable(entry))]:
         raise InvalidArgumentError(f"log: expected a file, a function, or a list of these, got {wrong[0]!r}")
     names = () if evaluation is None else result_names(trainer.graph, asked)

@@ -178,7 +178,7 @@ class Inputs:
             raise InvalidArgumentError(
                 f"{name!r} has type {dtype}, got an array of {array.dtype}. Convert it: array.astype({dtype.name!r})"
             )
-        return array.astype(dtype)
+        return cast(name, array, dtype)
 
     def _warn_of_bytes(self, name: str, array: np.ndarray) -> None:
         """Say once of a float input that images come as bytes."""
@@ -262,6 +262,20 @@ def check_shapes(
             if axis == 0 and name in free:
                 advice += f", or convert the model with free={{{name!r}: {{0: 'batch'}}}}"
             raise misfit(name, wanted, instead or advice)
+
+
+def cast(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """An array in the type of an input; InvalidArgumentError for a finite number beyond the numbers of that type."""
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(dtype, copy=False)
+    except FloatingPointError:
+        with np.errstate(over="ignore"):
+            beyond = np.isfinite(array) & ~np.isfinite(array.astype(dtype))
+        where = tuple(map(int, np.argwhere(beyond)[0]))
+        raise InvalidArgumentError(
+            f"{name!r} has type {dtype}, got {array[beyond][0]:g} at {where}, which is beyond it. Scale the data"
+        ) from None
 
 
 def rows(value: Any) -> int:

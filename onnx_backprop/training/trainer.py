@@ -19,7 +19,7 @@ from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.slots import COUNTER, RANDOM, SCALE
 from onnx_backprop.converters.training.split import step_alone
 from onnx_backprop.distributed import connected
-from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
+from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError, require_numbers, warn
 from onnx_backprop.opset.core.hints import explaining, near
 from onnx_backprop.opset.core.mapped import give_back, whole
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, PYTHON_KERNELS
@@ -153,6 +153,9 @@ class Trainer:
         check_arguments(seed, session_options, read_every)
         self.communicator = connected(communicator)
         alone = self.communicator.size == 1
+        for name, asked in {"sync_batch_norm": sync_batch_norm, "shard_update": shard_update}.items():
+            if alone and asked:
+                warn("does nothing on one rank. Start several, as with mpiexec -n 4", argument=name)
         target = chosen(device, providers)
         if target is not None:
             check_kernels(kernels)
@@ -529,7 +532,7 @@ class Trainer:
     def load(self, path: str | Path) -> Trainer:
         """Continue from a checkpoint; returns the trainer.
 
-        Errors: CheckpointError for a file that is no checkpoint, or whose tensors do not fit the graph; then the trainer
+        Errors: CheckpointError for a file that is no checkpoint, or whose tensors do not fit the graph, and the trainer
         stays as it was. All ranks call this, rank 0 reads.
 
         Warns: OnnxBackpropWarning for other operators in the forward model, another loss or kind of optimizer.
@@ -558,7 +561,21 @@ class Trainer:
         return self
 
     def rewind(self, state: dict[str, np.ndarray], steps: int) -> None:
-        """Continue from a complete state, as that of a step; all ranks call this."""
+        """Continue from a complete state, as that of a step; all ranks call this.
+
+        Errors: InvalidArgumentError for other names or shapes, and a number of steps below 0.
+        """
+        require_numbers(0, whole=True, steps=steps)
+        declared = self._buffers.declared()
+        if wrong := [n for n in {**declared, **state} if n not in declared or n not in state]:
+            what = "is no part of it" if wrong[0] in state else "is missing"
+            raise InvalidArgumentError(
+                f"expected all {len(declared)} tensors of the state; {wrong[0]!r} {what}", "state"
+            )
+        for name, (shape, _) in declared.items():
+            if np.shape(state[name]) != tuple(shape):
+                got = np.shape(state[name])
+                raise InvalidArgumentError(f"{name!r} has shape {tuple(shape)}, got an array of {got}", "state")
         if self._ranks is not None:
             self._ranks.replica.forget()
         self._buffers.set(dict(state))

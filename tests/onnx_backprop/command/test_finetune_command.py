@@ -190,6 +190,9 @@ def test_what_is_refused_of_preferences(
         (["--targets", "nothing"], "--targets: expected the name of an initializer, got 'nothing'"),
         (["-o", "data.jsonl"], "-o: data.jsonl is a file. Name a folder"),
         (["--template", "alpaca"], "invalid choice: 'alpaca'"),
+        (["--name", "a/b"], "--name: expected the name of a file, without a folder, got 'a/b'"),
+        (["--name", ""], "--name: expected the name of a file, without a folder, got ''"),
+        (["--beta", "0.5"], "--beta: goes with --preferences"),
     ],
 )
 def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:

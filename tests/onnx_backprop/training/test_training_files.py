@@ -59,6 +59,9 @@ def test_files_that_are_no_checkpoint_of_this_graph(tmp_path: Path) -> None:
     trainer = ob.Trainer(training())
     with pytest.raises(ob.InvalidArgumentError, match="cannot read the checkpoint"):
         trainer.load(tmp_path / "missing")
+    np.savez(tmp_path / "arrays.npz", **data())
+    with pytest.raises(ob.CheckpointError, match="arrays.npz is no checkpoint of onnx-backprop: it is no safetensors"):
+        trainer.load(tmp_path / "arrays.npz")
     (tmp_path / "text").write_text("no tensors at all")
     with pytest.raises(ob.InvalidArgumentError, match="is no checkpoint of onnx-backprop"):
         trainer.load(tmp_path / "text")
