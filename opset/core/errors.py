@@ -19,9 +19,9 @@ terminal would obey is escaped in it and what would fill the screen is cut, see 
 
 import inspect
 import math
+import numbers
 import re
 import warnings
-from numbers import Integral, Real
 
 _WORD, _LINE = 400, 4000  # characters
 _LONG_WORD = re.compile(rf"\S{{{_WORD + 1},}}")
@@ -117,7 +117,7 @@ class OnnxBackpropWarning(UserWarning):
 def require_numbers(least: float, *, whole: bool = False, **values: object) -> None:
     """InvalidArgumentError for a value that is no finite number of `least` or more."""
     for name, value in values.items():
-        kind = Integral if whole else Real
+        kind = numbers.Integral if whole else numbers.Real
         if isinstance(value, bool) or not isinstance(value, kind) or not least <= float(value) < math.inf:
             expected = f"a {'whole ' if whole else ''}number of {least:g} or more"
             raise InvalidArgumentError(f"expected {expected}, got {value!r}", name)
