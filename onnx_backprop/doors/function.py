@@ -139,7 +139,7 @@ class Function:
             self.types[value.name] = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
             dims = declared_dims(tensor.shape) if tensor.HasField("shape") else None
             self._dims[value.name] = dims
-            self.shapes[value.name] = dims and tuple(n if isinstance(n, int) else None for n in dims)
+            self.shapes[value.name] = None if dims is None else tuple(n if isinstance(n, int) else None for n in dims)
         self.values = {tensor.name: to_array(tensor) for tensor in model.graph.initializer if tensor.name in inputs}
         self.variables = tuple(variables)
         self.targets = tuple(name for name in outputs if _is_float(self.types[name]))

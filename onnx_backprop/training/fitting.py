@@ -130,8 +130,10 @@ def fit(
         or not all(map(callable, callbacks := tuple(callbacks)))
     ):
         raise InvalidArgumentError(f"callbacks: expected a list of functions, got {callbacks!r}")
-    single = isinstance(log, str | Path) or callable(log) or not isinstance(log, Iterable)
-    logs = () if log is None else (log,) if single else tuple(log)
+    if isinstance(log, str | Path) or callable(log) or not isinstance(log, Iterable):
+        logs = () if log is None else (log,)
+    else:
+        logs = tuple(log)
     if wrong := [entry for entry in logs if not (isinstance(entry, str | Path) or callable(entry))]:
         raise InvalidArgumentError(f"log: expected a file, a function, or a list of these, got {wrong[0]!r}")
     names = () if evaluation is None else result_names(trainer.graph, asked)
