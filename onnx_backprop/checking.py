@@ -14,6 +14,7 @@ from onnx_backprop.converters.check.check import check
 from onnx_backprop.converters.check.report import GradientReport
 from onnx_backprop.converters.prepare.fused.expand import with_expansions_written
 from onnx_backprop.converters.prepare.selection import Patterns
+from onnx_backprop.opset.core.errors import require_numbers
 from onnx_backprop.opset.functions.declared import OPERATORS
 from onnx_backprop.opset.graphs.walk import all_nodes
 from onnx_backprop.ort_ops import Named
@@ -72,10 +73,14 @@ def check_gradients(
     smallest sub-model whose gradient is wrong, with its inputs' values. If the differences settle neither for the whole
     model, as for a network of kinks in float32, nor for every node, the verdict is "undecided", and `ok` is False.
 
-    Raises: InvalidArgumentError (unknown names, an input that needs a value in `feeds`), InvalidModelError (also for a
+    Raises: InvalidArgumentError (unknown names, an input that needs a value in `feeds`, a seed or a tolerance that is
+    negative or no finite number), InvalidModelError (also for a
     model that draws random numbers), KernelError without onnxruntime, and what `backward` raises.
     """
     target = chosen(device, providers)
+    require_numbers(0, whole=True, seed=seed)
+    if tolerance is not None:
+        require_numbers(0, tolerance=tolerance)
 
     def opened(proto: ModelProto) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
         proto = with_expansions_written(proto)

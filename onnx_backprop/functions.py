@@ -26,7 +26,7 @@ from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.ort_ops import Named
 from onnx_backprop.providers.choose import chosen
 from onnx_backprop.providers.placed import session
-from onnx_backprop.training.inputs import refusals
+from onnx_backprop.training.inputs import cast, refusals
 
 Feeds = Mapping[str, np.ndarray]
 _REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean"}
@@ -113,7 +113,7 @@ class ValueAndGrad:
     its shape instead, and then the gradient has it too. The model computes in its own type. A second argument of a
     call, {input: array}, replaces `feeds`.
 
-    start: the vector of the variables' values in the model; zeros for those without.
+    start: the vector of the values that the variables have in `feeds`, or else in the model; zeros for others.
     """
 
     def __init__(
@@ -144,7 +144,9 @@ class ValueAndGrad:
         values = {tensor.name: to_array(tensor) for tensor in source.graph.initializer}
         self._feeds = {name: np.asarray(value) for name, value in feeds.items() if name not in derivative.results}
         self._x = Vector(_shapes(gradients, list(derivative.results), {**values, **feeds}))
-        self.start = joined(values.get(name, np.zeros(shape)) for name, shape in self._x.shapes.items())
+        self.start = joined(
+            _first(name, feeds.get(name, values.get(name)), shape) for name, shape in self._x.shapes.items()
+        )
         y = y or _only_float(source)
         self._of = y
         self._gradient = _Function(opened(gradients), [y, *derivative.results.values()])
@@ -218,7 +220,7 @@ class _Function:
         dtype = self._floats.get(name)
         if dtype is not None and value.dtype.kind not in "biuf":
             raise InvalidArgumentError(f"feeds: {name!r} has the type {np.dtype(dtype)}, got an array of {value.dtype}")
-        return value if dtype is None else value.astype(dtype, copy=False)
+        return value if dtype is None else cast(name, value, np.dtype(dtype))
 
 
 def _shapes(model: ModelProto, names: Sequence[str], values: Feeds) -> dict[str, tuple[int, ...]]:
@@ -235,6 +237,12 @@ def _shapes(model: ModelProto, names: Sequence[str], values: Feeds) -> dict[str,
         else:
             raise InvalidArgumentError(f"the shape of {name!r} is not known. Give a value of it in feeds", "wrt")
     return result
+
+
+def _first(name: str, value: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+    if value is not None and np.shape(value) != shape:
+        raise InvalidArgumentError(f"feeds: {name!r} has the shape {shape}, got an array of {np.shape(value)}")
+    return np.zeros(shape) if value is None else np.asarray(value)
 
 
 def _of_lengths(model: ModelProto, wrt: Sequence[str] | None, feeds: Feeds) -> ModelProto:

@@ -10,7 +10,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnx_backprop.converters.finetune.linear import PACKED_PRODUCTS, Layers, Linear
 from onnx_backprop.converters.prepare.load import infer_large, unfolded
-from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, UnsupportedError, require_numbers
 from onnx_backprop.opset.core.hints import suggest
 from onnx_backprop.opset.graphs.facts import ARITHMETIC
 from onnx_backprop.opset.graphs.order import descendants
@@ -100,6 +100,7 @@ class _Head:
         dims = list(layer.dims)
         dims[layer.output_axis] = self.classes
         bound = 1 / math.sqrt(math.prod(dims) // self.classes)
+        require_numbers(0, whole=True, seed=seed)
         weight = np.random.default_rng(seed).uniform(-bound, bound, dims)
         replaced: dict[int, list[NodeProto]] = {}
         biases = [(node, 2)] if node.op_type in ("Conv", "Gemm") and len(node.input) > 2 and node.input[2] else []

@@ -17,7 +17,7 @@ from onnx_backprop.converters.prepare.decoder import with_cache_alone
 from onnx_backprop.converters.prepare.large_weights import FLOATS
 from onnx_backprop.converters.prepare.load import unfolded
 from onnx_backprop.converters.prepare.selection import Patterns, select
-from onnx_backprop.opset.core.errors import InvalidArgumentError, printable, warn
+from onnx_backprop.opset.core.errors import InvalidArgumentError, printable, require_numbers, warn
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.opset.core.mapped import computed, is_mapped, to_array, whole_if_possible
 from onnx_backprop.opset.graphs.edit import copied, replace_values, without_tensors
@@ -64,11 +64,11 @@ class LoraModel:
     def merge(self, values: Values) -> ModelProto:
         """The base with the weights W + ΔW, without extra nodes or inputs.
 
-        values: of `trainable` and any other initializers, as `Trainer.parameters()` gives them; those left out are as
-        in `model`. A quantized weight would have to be rounded again to take up ΔW, as would one that is stored in
-        another type than it is used in: there the adapter stays, as constants, and `merge_adapter` rounds. For a base
-        with more than 2 GB in files the result refers to these; `save_model` writes it.
-        Errors: InvalidArgumentError for an unknown name, or another shape than the model's.
+        values: of all of `trainable`, as `Trainer.parameters()` gives them, and of any other initializers. A quantized
+        weight would have to be rounded again to take up ΔW, as would one that is stored in another type than it is used
+        in: there the adapter stays, as constants, and `merge_adapter` rounds. For a base with more than 2 GB in files
+        the result refers to these; `save_model` writes it.
+        Errors: InvalidArgumentError for an unknown or a missing name, or another shape than the model's.
         """
         return whole_if_possible(self.by_reference(values))
 
@@ -115,12 +115,13 @@ class LoraModel:
             if counterpart is None:
                 raise InvalidArgumentError(f"the adapter of {tensor!r} has no place in the other model")
             moved |= {counterpart.down: moved.pop(adapter.down), counterpart.up: moved.pop(adapter.up)}
-        return other, moved
+        tensors = {tensor.name: tensor for tensor in other.model.graph.initializer}
+        return other, {name: to_array(tensors[name]) for name in other.trainable if name not in moved} | moved
 
     def _arrays(self, values: Values) -> dict[str, np.ndarray]:
-        """The values of `trainable`, those given in the place of the model's; and further ones that are given."""
+        """The values, which are those of `trainable` and perhaps further ones, in the types of the model."""
         tensors = {tensor.name: tensor for tensor in self.model.graph.initializer}
-        arrays = {name: to_array(tensors[name]) for name in self.trainable}
+        arrays: dict[str, np.ndarray] = {}
         for name, value in values.items():
             if name not in tensors:
                 raise InvalidArgumentError(f"values: expected names of initializers, got {name!r}{near(name, tensors)}")
@@ -129,6 +130,12 @@ class LoraModel:
                     f"values: {name!r} has shape {tuple(tensors[name].dims)}, got an array of {np.shape(value)}"
                 )
             arrays[name] = np.asarray(value).astype(helper.tensor_dtype_to_np_dtype(tensors[name].data_type))
+        if missing := [name for name in self.trainable if name not in arrays]:
+            shown = ", ".join(map(repr, missing[:3])) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+            raise InvalidArgumentError(
+                f"values: expected all {len(self.trainable)} of `trainable`, as Trainer.parameters() gives them; "
+                f"{shown} missing"
+            )
         return arrays
 
 
@@ -184,6 +191,7 @@ def lora(
     """
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise InvalidArgumentError(f"rank: expected a whole number of 1 or more, got {rank!r}")
+    require_numbers(0, whole=True, seed=seed)
     scale = 1.0 if alpha is None else alpha / rank
     if not (math.isfinite(scale) and scale > 0):
         raise InvalidArgumentError(f"alpha: expected a number above 0, got {alpha!r}")

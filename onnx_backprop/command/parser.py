@@ -77,6 +77,12 @@ class Command:
             if each.least is not None and not each.least <= number < inf:
                 raise InvalidArgumentError(f"{each.names[0]}: expected {each.least} or more, got {number}")
 
+    def refuse_given(self, values: argparse.Namespace, reason: str, *dests: str) -> None:
+        """InvalidArgumentError for an argument that has another value than its default, and no effect for a reason."""
+        for each in self.all_arguments():
+            if each.dest in dests and getattr(values, each.dest) != each.settings.get("default"):
+                raise InvalidArgumentError(f"{each.names[0]}: {reason}")
+
     def add_to(self, parsers: Any, name: str, sentence: str) -> None:
         """Add its parser, and the sentence that says what it does, to the sub-parsers of another."""
         parser = parsers.add_parser(

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from onnx_backprop.command.parser import argument, flag
 from onnx_backprop.converters.tables import sparkline
 from onnx_backprop.converters.training.losses import LOSSES, Loss
 from onnx_backprop.converters.training.optimizers import OPTIMIZERS, Optimizer
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
 from onnx_backprop.opset.core.reading import load
 from onnx_backprop.training.schedules import Constant, Cosine, Linear, OneCycle, Schedule, Step, Warmup
 
@@ -72,7 +73,7 @@ WATCHED = [
         "--patience", default=0, metavar="EPOCHS", help="end the training after so many epochs without an improvement"
     ),
     flag("--keep-best", help="write the weights of the best epoch, and its checkpoint"),
-    argument("--time-limit", default=0.0, least=0, metavar="MINUTES", help="end the training after so many minutes"),
+    argument("--time-limit", type=float, metavar="MINUTES", help="end the training after so many minutes"),
     flag("--find-rate", help="first try learning rates, and use the one at which the loss falls most steeply"),
 ]
 
@@ -143,7 +144,7 @@ def callbacks_of(arguments: argparse.Namespace, best: Path) -> list[Any]:
         result.append(KeepBest(best, monitor))
     if arguments.patience:
         result.append(EarlyStopping(monitor, patience=arguments.patience))
-    if arguments.time_limit:
+    if arguments.time_limit is not None:
         result.append(TimeLimit(minutes=arguments.time_limit))
     return result
 
@@ -157,6 +158,8 @@ def check_watched(arguments: argparse.Namespace, *, split: bool = False) -> None
             raise InvalidArgumentError(f"--{name.replace('_', '-')}: goes with {data}")
     if arguments.monitor and not (arguments.patience or arguments.keep_best):
         raise InvalidArgumentError("--monitor: goes with --patience or --keep-best")
+    if arguments.time_limit is not None and not 0 < arguments.time_limit < inf:
+        raise InvalidArgumentError(f"--time-limit: expected a number above 0, got {arguments.time_limit}")
     if arguments.patience < 0:
         raise InvalidArgumentError(f"--patience: expected 0 or more, got {arguments.patience}")
     if arguments.metrics:
@@ -176,11 +179,13 @@ def search_rate(arguments: argparse.Namespace, trainer: Any, loader: Any) -> "Ra
 
 
 def best_of(callbacks: Sequence[Any]) -> dict[str, str]:
-    """What --keep-best has found."""
+    """What --keep-best has found, and why --patience or --time-limit has ended the training."""
     from onnx_backprop.training.callbacks import KeepBest
 
+    reasons = [each.reason for each in callbacks if getattr(each, "reason", "")]
+    ends = {"ended": "; ".join(reasons)} if reasons else {}
     keepers = [each for each in callbacks if isinstance(each, KeepBest) and each.best is not None]
-    return {f"best {each.monitor}": f"{each.best:.4g}, whose weights are written" for each in keepers}
+    return ends | {f"best {each.monitor}": f"{each.best:.4g}, whose weights are written" for each in keepers}
 
 
 def optimizer_of(arguments: argparse.Namespace) -> Optimizer:
@@ -193,6 +198,9 @@ def optimizer_of(arguments: argparse.Namespace) -> Optimizer:
 
 def schedule_of(arguments: argparse.Namespace, steps: int) -> Schedule:
     rate = arguments.learning_rate
+    if arguments.warmup > steps:
+        text = f"the training has {steps} updates, so that the learning rate ends below {rate:g}. Shorten it"
+        warn(text, argument="warmup")
     schedule: Schedule = {
         "constant": lambda: Constant(rate),
         "linear": lambda: Linear(rate, steps=steps),

@@ -9,12 +9,14 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
-from onnx_backprop.doors.attribution import arguments_of, as_function
+from onnx_backprop.doors.attribution import arguments_of, as_function, check_effects
 from onnx_backprop.doors.function import Arguments, Function
 from onnx_backprop.doors.vnnlib import Case, read
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, require_numbers
 
 Array = np.ndarray[Any, Any]
+_PGD = ("pgd",)
+_OPTIONS = {"steps": (10, _PGD), "step_size": (None, _PGD), "seed": (0, _PGD)}  # the default of each, and what reads it
 
 
 def attack(
@@ -47,10 +49,20 @@ def attack(
         step_size: default: 2.5 · epsilon / steps.
         random_start: start at a random point of the ball, seeded by `seed`. Default: for pgd.
 
-    Raises: InvalidArgumentError for other methods, norms and shapes; what `ob.function` does.
+    Raises: InvalidArgumentError for other methods, norms and shapes, options that the method does not read, and numbers
+    out of range; what `ob.function` does.
     """
     if method not in ("fgsm", "pgd") or norm not in (np.inf, 2):
         raise InvalidArgumentError(f"expected method 'fgsm' or 'pgd' and norm inf or 2, got {method!r} and {norm!r}")
+    drawn = {} if random_start else {"seed": seed}
+    check_effects(method, {"steps": steps, "step_size": step_size, **drawn}, _OPTIONS)
+    require_numbers(1, whole=True, steps=steps)
+    require_numbers(0, epsilon=epsilon)
+    require_numbers(0, whole=True, seed=seed)
+    if step_size is not None and not 0 < step_size < np.inf:
+        raise InvalidArgumentError(f"expected a number above 0, got {step_size!r}", "step_size")
+    if bounds is not None and not (len(bounds) == 2 and bounds[0] < bounds[1]):
+        raise InvalidArgumentError(f"expected the lower and the higher one, or None, got {bounds!r}", "bounds")
     f = as_function(model, arguments)
     arrays = arguments_of(f, x)
     place = f.inputs.index(f.variables[0])
@@ -92,6 +104,8 @@ def counterexample(
 
     Returns: x, after running the model on it; the inequalities of its output hold exactly.
     """
+    require_numbers(1, whole=True, restarts=restarts, steps=steps)
+    require_numbers(0, whole=True, seed=seed)
     f = as_function(model, arguments)
     if len(f.inputs) != 1 or len(f.outputs) != 1 or (declared := f.shapes[f.inputs[0]]) is None:
         raise InvalidArgumentError(f"expected one input and one output, got {f}. Name the output in `of`")

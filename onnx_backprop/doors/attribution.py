@@ -10,9 +10,17 @@ from onnx import ModelProto
 
 from onnx_backprop.converters.derivatives.products import vjp
 from onnx_backprop.doors.function import Arguments, Function, function
-from onnx_backprop.opset.core.errors import InvalidArgumentError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, require_numbers
 
 METHODS = ("saliency", "integrated", "gradcam", "smoothgrad", "shap")
+_PATHS = ("integrated", "shap")
+_OPTIONS = {  # the default of each, and the methods that read it
+    "baselines": (0.0, _PATHS),
+    "steps": (50, _PATHS),
+    "samples": (25, ("smoothgrad",)),
+    "noise": (0.1, ("smoothgrad",)),
+    "seed": (0, ("smoothgrad",)),
+}
 Array = np.ndarray[Any, Any]
 
 
@@ -50,16 +58,23 @@ def attribute(
         target: the class of the score, one or one for each row. Default: the class with the highest score at x.
         baselines: b, a number or an array like x or a row of it; for "shap" with an axis of samples in front.
 
-    Raises: InvalidArgumentError for other methods, a missing layer, outputs of other shapes; what `ob.function` does.
+    Raises: InvalidArgumentError for other methods, a missing layer, outputs of other shapes, options that the method
+    does not read, and numbers out of range; what `ob.function` does.
     """
     if method not in METHODS:
         raise InvalidArgumentError(f"expected one of {', '.join(METHODS)}, got {method!r}", "method")
     if (layer is None) == (method == "gradcam"):
         raise InvalidArgumentError(f"layer: the name of a value goes with gradcam, got {layer!r} with {method}")
+    options = {"baselines": baselines, "steps": steps, "samples": samples, "noise": noise, "seed": seed}
+    check_effects(method, options, _OPTIONS)
+    require_numbers(1, whole=True, steps=steps, samples=samples)
+    require_numbers(0, noise=noise)
+    require_numbers(0, whole=True, seed=seed)
     f = as_function(model, arguments)
     arrays = arguments_of(f, x)
     explained = f.inputs.index(f.variables[0])
     value = np.asarray(arrays[explained], f.types[f.inputs[explained]])
+    starts = _starts(baselines, value, several=method == "shap") if method in _PATHS else []
     u = _score(f, f(*arrays), target)
     if layer is not None:
         return _gradcam(f, layer, arrays, u)
@@ -73,11 +88,15 @@ def attribute(
         rng = np.random.default_rng(seed)
         draws = (rng.normal(0, noise, value.shape).astype(value.dtype) for _ in range(samples))
         return _mean(gradient(value + draw) for draw in draws).astype(value.dtype)
-    several: Any = baselines if method == "shap" else [baselines]
-    if np.ndim(several) == 0:
-        raise InvalidArgumentError("baselines: shap wants an array of several, one along the first axis")
-    starts = [np.broadcast_to(np.asarray(b, value.dtype), value.shape) for b in np.asarray(several)]
     return _mean(_integrated(gradient, value, start, steps) for start in starts).astype(value.dtype)
+
+
+def check_effects(method: str, options: Mapping[str, Any], known: Mapping[str, tuple[Any, Sequence[str]]]) -> None:
+    """InvalidArgumentError for an option that is not its default and that the method does not read."""
+    for name, value in options.items():
+        default, methods = known[name]
+        if method not in methods and (np.ndim(value) or value != default):
+            raise InvalidArgumentError(f"goes with {' and '.join(methods)}, not with {method}. Leave it out", name)
 
 
 def as_function(model: ModelProto | ir.Model | str | Path | Function, arguments: Arguments) -> Function:
@@ -102,6 +121,18 @@ def arguments_of(f: Function, x: Array | Mapping[str, Array]) -> list[Array]:
     return [named[name] for name in f.inputs]
 
 
+def _starts(baselines: Array | float, value: Array, *, several: bool) -> list[Array]:
+    """The starts of the paths to x, each of its shape."""
+    given = np.asarray(baselines, value.dtype)
+    if several and not (given.ndim and len(given)):
+        raise InvalidArgumentError("baselines: shap wants an array of several, one along the first axis")
+    try:
+        return [np.broadcast_to(b, value.shape) for b in (given if several else [given])]
+    except ValueError as e:
+        shape = given.shape[1:] if several else given.shape
+        raise InvalidArgumentError(f"expected a shape like that of x, {value.shape}, got {shape}", "baselines") from e
+
+
 def _score(f: Function, results: Sequence[Array], target: int | Sequence[int] | None) -> Array:
     """The seed that picks the score of each row."""
     (y,) = results
@@ -113,7 +144,11 @@ def _score(f: Function, results: Sequence[Array], target: int | Sequence[int] | 
         raise InvalidArgumentError(
             f"expected an output (rows, classes), {f.outputs[0]!r} has the shape {y.shape}", "of"
         )
-    classes = np.broadcast_to(y.argmax(1) if target is None else np.asarray(target), len(y))
+    wanted = y.argmax(1) if target is None else np.asarray(target)
+    if wanted.shape not in ((), y.shape[:1]) or wanted.dtype.kind not in "iu":
+        got = f"{wanted.dtype} of the shape {wanted.shape}"
+        raise InvalidArgumentError(f"expected a class, or one for each of {len(y)} rows, got {got}", "target")
+    classes = np.broadcast_to(wanted, len(y))
     if not ((classes >= 0) & (classes < y.shape[1])).all():
         raise InvalidArgumentError(f"expected classes below {y.shape[1]}, got {target!r}", "target")
     return np.eye(y.shape[1], dtype=y.dtype)[classes]

@@ -26,11 +26,13 @@ from onnx_backprop.converters.reverse.models.derivatives import derivatives
 from onnx_backprop.converters.reverse.models.named import INPUT, OUTPUT, pick_values, require_floats
 from onnx_backprop.opset.core.errors import InvalidArgumentError, KernelError, OnnxBackpropWarning, UnsupportedError
 from onnx_backprop.opset.core.mapped import to_array
+from onnx_backprop.opset.core.shapes import Dims
 from onnx_backprop.opset.graphs.facts import DRAWS
 from onnx_backprop.opset.graphs.walk import all_nodes
 from onnx_backprop.ort_ops import Named
 from onnx_backprop.providers.choose import chosen
 from onnx_backprop.providers.placed import session
+from onnx_backprop.training.inputs import cast, check_shapes, declared_dims, refusals
 
 Opened = Callable[[ModelProto], onnxruntime.InferenceSession]
 
@@ -94,6 +96,10 @@ def function(
         graph.inputs.extend(value for value in picked if not value.is_graph_input())
     if of is not None:
         _show(graph, of)
+    for n, value in enumerate(graph.inputs):  # so that seeds are seen to have the same lengths
+        dims = enumerate(value.shape or ())
+        named = [f"unnamed_{n}_{axis}" if isinstance(d, ir.SymbolicDim) and d.value is None else d for axis, d in dims]
+        value.shape = value.shape and ir.Shape(named)
     proto = draft.finish()
     opened = partial(session, kernels=kernels, device=device, providers=providers)
     return Function(proto, inputs, [value.name for value in proto.graph.output], variables, opened, options)
@@ -123,6 +129,7 @@ class Function:
         self._open, self._options, self._order = opened, options, order
         self.types: dict[str, np.dtype[Any]] = {}
         self.shapes: dict[str, tuple[int | None, ...] | None] = {}
+        self._dims: dict[str, Dims | None] = {}  # with symbols
         for value in (*model.graph.input, *model.graph.output):
             if value.name not in {*inputs, *outputs}:
                 continue
@@ -130,8 +137,9 @@ class Function:
             if not tensor.elem_type:
                 raise UnsupportedError(f"{value.name!r} is no tensor, or has no known type. Name other outputs in `of`")
             self.types[value.name] = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-            lengths = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
-            self.shapes[value.name] = lengths if tensor.HasField("shape") else None
+            dims = declared_dims(tensor.shape) if tensor.HasField("shape") else None
+            self._dims[value.name] = dims
+            self.shapes[value.name] = None if dims is None else tuple(n if isinstance(n, int) else None for n in dims)
         self.values = {tensor.name: to_array(tensor) for tensor in model.graph.initializer if tensor.name in inputs}
         self.variables = tuple(variables)
         self.targets = tuple(name for name in outputs if _is_float(self.types[name]))
@@ -142,11 +150,18 @@ class Function:
         return f"<Function ({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})>"
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
-        """The outputs. Errors: InvalidArgumentError for too few or many arrays, and those of another kind of type."""
+        """The outputs.
+
+        Errors: InvalidArgumentError for too few or many arrays, those of another kind of type, other shapes than
+        declared, in which equal symbols are equal lengths, and whatever else onnxruntime cannot run.
+        """
         if len(arrays) != len(self.inputs):
             raise InvalidArgumentError(f"expected {', '.join(self.inputs)}, got {len(arrays)} arrays")
         feeds = {name: self._cast(name, array) for name, array in zip(self.inputs, arrays, strict=True)}
-        results: Sequence[Any] = self._session().run(list(self.outputs), feeds)
+        free = () if self._order else self.inputs
+        check_shapes(self._dims, {name: array.shape for name, array in feeds.items()}, free=free)
+        with refusals(feeds, "these arrays"):
+            results: Sequence[Any] = self._session().run(list(self.outputs), feeds)
         return tuple(results)
 
     def _session(self) -> onnxruntime.InferenceSession:
@@ -168,7 +183,7 @@ class Function:
         array, expected = np.asarray(array), self.types[name]
         if not np.can_cast(array.dtype, expected, "same_kind"):
             raise InvalidArgumentError(f"{name!r} has type {expected}, got an array of {array.dtype}")
-        return array.astype(expected, copy=False)
+        return cast(name, array, expected)
 
     def lengths(self, *shapes: tuple[int, ...]) -> list[tuple[int, ...]]:
         """The shapes of the outputs for those of the inputs: a run on zeros tells, the first time."""

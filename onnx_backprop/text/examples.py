@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError
+from onnx_backprop.opset.core.errors import InvalidArgumentError, OnnxBackpropError, warn
 from onnx_backprop.text.templates import Template, template_for
 from onnx_backprop.text.tokenizer import IGNORED, Span, Tokenizer, Tokens
 
@@ -43,6 +43,8 @@ def read_examples(
                 raise type(e)(f"{where}: {e}") from e
         if len(result) == before:
             raise InvalidArgumentError(f"{path} holds no text. Each line of a .jsonl is {EXPECTED}")
+    if template is not None and not chosen.cache_info().currsize:
+        warn("has no effect: no line holds 'messages', which it would write", argument="template")
     return result
 
 

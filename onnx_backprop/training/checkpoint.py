@@ -9,6 +9,7 @@ import json
 import os
 import reprlib
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -19,15 +20,19 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import safetensors
+from onnx import NodeProto
 
 from onnx_backprop.converters.training.metadata import no_number
-from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
+from onnx_backprop.converters.training.result import TrainingGraph
+from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError, warn
 from onnx_backprop.opset.core.files import locked, named, replacing
 from onnx_backprop.opset.core.limits import current, how_to_raise
+from onnx_backprop.opset.graphs.walk import all_nodes, reads
 from onnx_backprop.training.schedules import SCHEDULES, Schedule, restored
 
 KEY = "onnx_backprop"
 FORMAT = 1
+_SHOWN = 4  # operators that a warning lists
 _HEADER = 8  # bytes that hold the length of the header
 _DTYPES = {
     "F64": np.dtype(np.float64),
@@ -118,8 +123,10 @@ def _content(path: str | os.PathLike[str]) -> tuple[bytes, int]:
         raise CheckpointError(f"cannot read the checkpoint {path}: there is no such file")
     try:
         with open(path, "rb") as file:
-            start = file.read(_HEADER)
-            length = int.from_bytes(start, "little")
+            start = file.read(_HEADER + 1)
+            length = int.from_bytes(start[:_HEADER], "little")
+            if start[_HEADER:] != b"{":  # as in an .npz or an .onnx
+                raise CheckpointError(f"{path} is no checkpoint of onnx-backprop: it is no safetensors file")
             if length <= current().header_bytes:
                 return start + file.read(), length
     except (OSError, MemoryError) as e:
@@ -147,6 +154,43 @@ def check_tensors(
             raise other(f"{name!r} has shape {list(got.shape)}, the graph's has {list(shape)}")
         if got.dtype != dtype:
             raise other(f"{name!r} has type {got.dtype}, the graph's has {dtype}")
+
+
+def operators(graph: TrainingGraph) -> dict[str, int]:
+    """How many of each operator the forward model has, but for casts, which other options of a training add."""
+    needed, nodes = {*graph.outputs}, list[NodeProto]()
+    for node in reversed(graph.model.graph.node):
+        if needed.intersection(filter(None, node.output)):
+            needed |= reads(node)
+            nodes.append(node)
+    return dict(sorted(Counter(node.op_type for node in all_nodes(nodes) if node.op_type != "Cast").items()))
+
+
+def warn_of_another(path: str | os.PathLike[str], about: Mapping[str, Any], graph: TrainingGraph) -> None:
+    """Say how a checkpoint whose tensors fit belongs to another graph: its operators, its loss, its kind of optimizer.
+
+    What it does not say is not compared, so that those of earlier versions load as before.
+    """
+    settings = about.get("settings")
+    differences = []
+    for what in ("loss", "optimizer"):
+        there, here = (
+            _name(each.get(what)) for each in (settings if isinstance(settings, dict) else {}, graph.settings)
+        )
+        if there and here and there != here:
+            differences.append(f"its {what} is {there}, the graph's {here}")
+    counts, here = about.get("operators"), operators(graph)
+    if isinstance(counts, dict):
+        other = [name for name in {**here, **counts} if counts.get(name, 0) != here.get(name, 0)]
+        differences += [f"it has {counts.get(n, 0)} {n}, the graph {here.get(n, 0)}" for n in other[:_SHOWN]]
+    if differences:
+        warn(f"{path} is of another training graph: {'; '.join(differences)}. The training goes on with the graph's")
+
+
+def _name(setting: Any) -> str:
+    """What a loss or an optimizer is called; nothing for a function whose name is an address."""
+    name = setting.get("name") if isinstance(setting, dict) else setting
+    return name if isinstance(name, str) and " at 0x" not in name else ""
 
 
 @dataclass(frozen=True)

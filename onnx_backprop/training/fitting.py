@@ -26,7 +26,7 @@ from onnx_backprop.training.divergence import BadBatchError
 from onnx_backprop.training.measures import Metrics, check_ranks, chosen_metrics, plain_numbers, result_names
 from onnx_backprop.training.reports.history import Log, Measured, Record, Records
 from onnx_backprop.training.reports.plots import check_plot, draw
-from onnx_backprop.training.reports.progress import Progress, tell_summary
+from onnx_backprop.training.reports.progress import Progress, logger, tell_summary
 from onnx_backprop.training.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -90,6 +90,9 @@ def fit(
     not finite, or if the state to be saved has a number that is not finite and was at the start; the last checkpoint is
     of an earlier step. If NaN, infinity or the lack of a label that counts in a batch explains it, the error says in
     which array and row. Such a batch in the evaluation ends the training after the checkpoint of the epoch.
+
+    Warns: OnnxBackpropWarning if no update was made, as in fewer steps than `accumulate`; a further fit continues with
+    what was accumulated. The logger names runs that were accumulated after the last update.
     """
     if not all(isinstance(n, Integral) and n >= 0 for n in (epochs, every)):
         if hasattr(epochs, "shape"):
@@ -121,13 +124,20 @@ def fit(
                 "as those in onnx_backprop.schedules"
             )
         trainer.schedule = schedule
-    if callable(callbacks) or not all(map(callable, callbacks := tuple(callbacks))):
+    if (
+        not isinstance(callbacks, Iterable)
+        or callable(callbacks)
+        or not all(map(callable, callbacks := tuple(callbacks)))
+    ):
         raise InvalidArgumentError(f"callbacks: expected a list of functions, got {callbacks!r}")
-    logs = () if log is None else (log,) if isinstance(log, str | Path) or callable(log) else tuple(log)
+    if isinstance(log, str | Path) or callable(log) or not isinstance(log, Iterable):
+        logs = () if log is None else (log,)
+    else:
+        logs = tuple(log)
     if wrong := [entry for entry in logs if not (isinstance(entry, str | Path) or callable(entry))]:
         raise InvalidArgumentError(f"log: expected a file, a function, or a list of these, got {wrong[0]!r}")
     names = () if evaluation is None else result_names(trainer.graph, asked)
-    records = Records()
+    records, updates = Records(), trainer.updates
     writes = trainer.communicator.rank == 0
     logs, plot, progress = (logs, plot, progress) if writes else ((), None, False)
     measured = better_of(asked, names, evaluation=evaluation is not None)
@@ -164,12 +174,27 @@ def fit(
             callback.finish(run)
     if records:
         tell_summary(records)
+        if writes:
+            _tell_of_waiting(trainer, updates)
     if plot is not None:
         try:
             draw(records, plot)
         except InvalidArgumentError as e:  # which is no reason to lose the records
             warn(str(e))
     return records
+
+
+def _tell_of_waiting(trainer: Trainer, before: int) -> None:
+    """Say which of the runs have changed nothing. before: how many updates there were."""
+    waiting, takes = trainer.waiting, trainer.graph.options.accumulate
+    what = f"{waiting} run{' was' if waiting == 1 else 's were'} accumulated, an update takes {takes}"
+    if trainer.updates > before:
+        if waiting:
+            logger.info("%s, and they have not changed the weights yet; the next fit continues with them", what)
+        return
+    skipped = f"steps skipped for gradients that were not finite: {trainer.skipped_steps}"
+    advice = ". A fit that goes on from here continues with them" if waiting else ""
+    warn(f"no update was made: {what if waiting else skipped}{advice}")
 
 
 def _writer(

@@ -1,7 +1,7 @@
 """What a step is fed, checked before anything runs: names, element types, shapes, classes."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,9 +48,11 @@ class Inputs:
                 f"{strings[0]!r} holds strings, which no step is fed. Cut the model behind what makes them numbers"
             )
         self._shapes = {
-            name: _dims(declared[name].shape) if declared[name].HasField("shape") else None for name in self.names
+            name: declared_dims(declared[name].shape) if declared[name].HasField("shape") else None
+            for name in self.names
         }
         self._targets = graph.options.loss_inputs
+        self._free = [name for name in self.names if name not in self._targets]
         self._warned: set[str] = set()  # inputs of which a warning has been given
         self.labels = {name: known for name, known in graph.options.labels.items() if name in self.names}
 
@@ -176,7 +178,7 @@ class Inputs:
             raise InvalidArgumentError(
                 f"{name!r} has type {dtype}, got an array of {array.dtype}. Convert it: array.astype({dtype.name!r})"
             )
-        return array.astype(dtype)
+        return cast(name, array, dtype)
 
     def _warn_of_bytes(self, name: str, array: np.ndarray) -> None:
         """Say once of a float input that images come as bytes."""
@@ -189,33 +191,12 @@ class Inputs:
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """InvalidArgumentError for other shapes than declared, in which equal symbols are equal lengths."""
-        lengths: dict[str, tuple[int, str]] = {}
-        for name, got in shapes.items():
-            wanted = self._shapes[name]
-            if wanted is None:
-                continue
-            if len(got) != len(wanted):
-                raise self._misfit(name, wanted, got, f". Give it {len(wanted)} dimensions, not {len(got)}", hint=False)
-            for axis, (dim, length) in enumerate(zip(wanted, got, strict=True)):
-                if isinstance(dim, str):
-                    known, where = lengths.setdefault(dim, (length, name))
-                    if length != known:
-                        why = f", but {dim} is {known} in {where!r}"
-                        raise self._misfit(name, wanted, got, ". Make them equal", why)
-                elif dim is not None and length != dim:
-                    advice = f". Give axis {axis} the length {dim}, not {length}"
-                    if axis == 0 and name not in self._targets:
-                        advice += f", or convert the model with free={{{name!r}: {{0: 'batch'}}}}"
-                    raise self._misfit(name, wanted, got, advice)
+        check_shapes(self._shapes, shapes, free=self._free, hint=self._hint)
 
-    def _misfit(
-        self, name: str, wanted: Dims, got: tuple[int, ...], advice: str, why: str = "", *, hint: bool = True
-    ) -> InvalidArgumentError:
-        """The error about a shape; a hint about classes, where there is one, takes the place of the advice."""
+    def _hint(self, name: str, got: tuple[int, ...]) -> str:
+        """What is said of labels that are shaped for classes on another axis."""
         hints = (("last", CLASSES_LAST), ("first", CLASSES_FIRST))
-        known = (f". {text}" for where, text in hints if hint and self._fits_classes(where, name, got))
-        text = f"{name!r}: expected the shape {describe(wanted)}, got {describe(got)}{why}{next(known, advice)}"
-        return InvalidArgumentError(text)
+        return next((f". {text}" for where, text in hints if self._fits_classes(where, name, got)), "")
 
     def _fits_classes(self, where: str, name: str, got: tuple[int, ...]) -> bool:
         """Whether labels have the shape of a prediction with its classes elsewhere than the loss expects them."""
@@ -245,6 +226,58 @@ class Inputs:
             )
 
 
+def check_shapes(
+    declared: Mapping[str, Dims | None],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    free: Collection[str] = (),
+    hint: Callable[[str, tuple[int, ...]], str] | None = None,
+) -> None:
+    """InvalidArgumentError for other shapes than declared, in which equal symbols are equal lengths.
+
+    free: inputs whose axis 0 a conversion can make symbolic. hint: what takes the place of the advice about a length.
+    """
+    lengths: dict[str, tuple[int, str]] = {}
+
+    def misfit(name: str, wanted: Dims, advice: str, why: str = "") -> InvalidArgumentError:
+        got = shapes[name]
+        return InvalidArgumentError(
+            f"{name!r}: expected the shape {describe(wanted)}, got {describe(got)}{why}{advice}"
+        )
+
+    for name, got in shapes.items():
+        wanted = declared[name]
+        if wanted is None:
+            continue
+        if len(got) != len(wanted):
+            raise misfit(name, wanted, f". Give it {len(wanted)} dimensions, not {len(got)}")
+        for axis, (dim, length) in enumerate(zip(wanted, got, strict=True)):
+            known, where = lengths.setdefault(dim, (length, name)) if isinstance(dim, str) else (dim, "")
+            if known is None or length == known:
+                continue
+            instead = hint(name, got) if hint else ""
+            if where:
+                raise misfit(name, wanted, instead or ". Make them equal", f", but {dim} is {known} in {where!r}")
+            advice = f". Give axis {axis} the length {dim}, not {length}"
+            if axis == 0 and name in free:
+                advice += f", or convert the model with free={{{name!r}: {{0: 'batch'}}}}"
+            raise misfit(name, wanted, instead or advice)
+
+
+def cast(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    """An array in the type of an input; InvalidArgumentError for a finite number beyond the numbers of that type."""
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(dtype, copy=False)
+    except FloatingPointError:
+        with np.errstate(over="ignore"):
+            beyond = np.isfinite(array) & ~np.isfinite(array.astype(dtype))
+        where = tuple(map(int, np.argwhere(beyond)[0]))
+        raise InvalidArgumentError(
+            f"{name!r} has type {dtype}, got {array[beyond][0]:g} at {where}, which is beyond it. Scale the data"
+        ) from None
+
+
 def rows(value: Any) -> int:
     """The length of axis 0 of an array; 1 for a number."""
     return (*_shape(value), 1)[0]
@@ -256,8 +289,8 @@ def size(value: Any) -> int:
 
 
 @contextmanager
-def refusals(fed: Mapping[str, Any]) -> Iterator[None]:
-    """What only onnxruntime finds to be wrong with a batch is an InvalidArgumentError with its words."""
+def refusals(fed: Mapping[str, Any], what: str = "this batch") -> Iterator[None]:
+    """What only onnxruntime finds to be wrong with arrays is an InvalidArgumentError with its words."""
     try:
         yield
     except OnnxBackpropError:
@@ -271,10 +304,11 @@ def refusals(fed: Mapping[str, Any]) -> Iterator[None]:
         if isinstance(target := fed.get(name), OrtValue):
             less = ", without the axis of its classes" if target.element_type() in _WHOLE else ""
             reason = f"{name!r} must have the shape of {prediction!r}{less}"
-        raise InvalidArgumentError(f"onnxruntime cannot run this batch, {shapes}: {reason}") from e
+        raise InvalidArgumentError(f"onnxruntime cannot run {what}, {shapes}: {reason}") from e
 
 
-def _dims(shape: TensorShapeProto) -> Dims:
+def declared_dims(shape: TensorShapeProto) -> Dims:
+    """Lengths and symbols; None for what has neither."""
     return tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in shape.dim)
 
 

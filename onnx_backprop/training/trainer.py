@@ -19,7 +19,7 @@ from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.converters.training.slots import COUNTER, RANDOM, SCALE
 from onnx_backprop.converters.training.split import step_alone
 from onnx_backprop.distributed import connected
-from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
+from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError, require_numbers, warn
 from onnx_backprop.opset.core.hints import explaining, near
 from onnx_backprop.opset.core.mapped import give_back, whole
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, PYTHON_KERNELS
@@ -43,7 +43,14 @@ from onnx_backprop.providers.placement import Placement
 from onnx_backprop.providers.watch import watch
 from onnx_backprop.training.buffers import Buffers
 from onnx_backprop.training.callbacks.base import CallbackStates, without_callbacks
-from onnx_backprop.training.checkpoint import check_tensors, read_checkpoint, read_progress, write_checkpoint
+from onnx_backprop.training.checkpoint import (
+    check_tensors,
+    operators,
+    read_checkpoint,
+    read_progress,
+    warn_of_another,
+    write_checkpoint,
+)
 from onnx_backprop.training.copying import reduced
 from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
 from onnx_backprop.training.evaluation import Evaluator, lengths_of
@@ -146,6 +153,9 @@ class Trainer:
         check_arguments(seed, session_options, read_every)
         self.communicator = connected(communicator)
         alone = self.communicator.size == 1
+        for name, asked in {"sync_batch_norm": sync_batch_norm, "shard_update": shard_update}.items():
+            if alone and asked:
+                warn("does nothing on one rank. Start several, as with mpiexec -n 4", argument=name)
         target = chosen(device, providers)
         if target is not None:
             check_kernels(kernels)
@@ -489,6 +499,11 @@ class Trainer:
         """How many updates there have been: steps, but for accumulation and those that were skipped."""
         return (self.steps - self.skipped_steps) // self.graph.options.accumulate
 
+    @property
+    def waiting(self) -> int:
+        """How many steps were accumulated since the last update, which the next one will contain."""
+        return (self.steps - self.skipped_steps) % self.graph.options.accumulate
+
     def save(self, path: str | Path) -> None:
         """Write a checkpoint, from which a training continues bit for bit. It appears complete or not at all.
 
@@ -503,6 +518,7 @@ class Trainer:
             "learning_rate": self.learning_rate,
             "schedule": None if self.schedule is None else described(self.schedule),
             "settings": self.graph.settings,
+            "operators": operators(self.graph),
         } | ({"callbacks": callbacks} if callbacks else {})
         if self.communicator.rank == 0:
             write_checkpoint(path, state | tensors, about)
@@ -516,8 +532,10 @@ class Trainer:
     def load(self, path: str | Path) -> Trainer:
         """Continue from a checkpoint; returns the trainer.
 
-        Errors: CheckpointError for a file that is no checkpoint, or one of another graph or optimizer; the trainer then
+        Errors: CheckpointError for a file that is no checkpoint, or whose tensors do not fit the graph, and the trainer
         stays as it was. All ranks call this, rank 0 reads.
+
+        Warns: OnnxBackpropWarning for other operators in the forward model, another loss or kind of optimizer.
         """
         declared = self._buffers.declared()
         read, about = read_checkpoint(path) if self.communicator.rank == 0 else ({}, {})
@@ -526,6 +544,8 @@ class Trainer:
             tensors, about = self._ranks.from_first(tensors, about, declared)
         progress = read_progress(path, about)
         check_tensors(path, tensors, declared)
+        if self.communicator.rank == 0:
+            warn_of_another(path, about, self.graph)
         if progress.learning_rate is not None:
             try:
                 self._set_rate(progress.learning_rate)  # first, since it may be refused
@@ -541,7 +561,21 @@ class Trainer:
         return self
 
     def rewind(self, state: dict[str, np.ndarray], steps: int) -> None:
-        """Continue from a complete state, as that of a step; all ranks call this."""
+        """Continue from a complete state, as that of a step; all ranks call this.
+
+        Errors: InvalidArgumentError for other names or shapes, and a number of steps below 0.
+        """
+        require_numbers(0, whole=True, steps=steps)
+        declared = self._buffers.declared()
+        if wrong := [n for n in {**declared, **state} if n not in declared or n not in state]:
+            what = "is no part of it" if wrong[0] in state else "is missing"
+            raise InvalidArgumentError(
+                f"expected all {len(declared)} tensors of the state; {wrong[0]!r} {what}", "state"
+            )
+        for name, (shape, _) in declared.items():
+            if np.shape(state[name]) != tuple(shape):
+                got = np.shape(state[name])
+                raise InvalidArgumentError(f"{name!r} has shape {tuple(shape)}, got an array of {got}", "state")
         if self._ranks is not None:
             self._ranks.replica.forget()
         self._buffers.set(dict(state))

@@ -18,6 +18,8 @@ terminal would obey is escaped in it and what would fill the screen is cut, see 
 """
 
 import inspect
+import math
+import numbers
 import re
 import warnings
 
@@ -110,6 +112,15 @@ class OnnxBackpropWarning(UserWarning):
     def __init__(self, message: str, argument: str = "") -> None:
         super().__init__(printable(_about(argument, message), lines=True))
         self.argument = argument
+
+
+def require_numbers(least: float, *, whole: bool = False, **values: object) -> None:
+    """InvalidArgumentError for a value that is no finite number of `least` or more."""
+    for name, value in values.items():
+        kind = numbers.Integral if whole else numbers.Real
+        if isinstance(value, bool) or not isinstance(value, kind) or not least <= float(value) < math.inf:
+            expected = f"a {'whole ' if whole else ''}number of {least:g} or more"
+            raise InvalidArgumentError(f"expected {expected}, got {value!r}", name)
 
 
 def warn(message: str, *, argument: str = "") -> None:

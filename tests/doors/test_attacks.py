@@ -64,9 +64,19 @@ def test_what_is_refused() -> None:
         ({"bounds": (0.2, 1)}, r"bounds: x has numbers outside of \(0.2, 1\)"),
         ({"y": labels[:2]}, "y: expected one class for each row"),
         ({"y": labels + 3}, "y: expected classes below 3"),
+        ({"bounds": (1, 0)}, r"bounds: expected the lower and the higher one, or None, got \(1, 0\)"),
+        ({"epsilon": -0.1}, "epsilon: expected a number of 0 or more, got -0.1"),
+        ({"epsilon": np.nan}, "epsilon: expected a number of 0 or more, got nan"),
+        ({"steps": 0}, "steps: expected a whole number of 1 or more, got 0"),
+        ({"step_size": -0.05}, "step_size: expected a number above 0, got -0.05"),
+        ({"step_size": 0}, "step_size: expected a number above 0, got 0"),
+        ({"method": "fgsm", "steps": 3}, "steps: goes with pgd, not with fgsm. Leave it out"),
+        ({"method": "fgsm", "seed": 3}, "seed: goes with pgd, not with fgsm"),
     ):
         with pytest.raises(ob.InvalidArgumentError, match=message):
             ob.attack(f, x, **{"y": labels, "epsilon": 0.1, **arguments})
+    with pytest.raises(ob.InvalidArgumentError, match="restarts: expected a whole number of 1 or more, got 0"):
+        ob.counterexample(f, "property.vnnlib", restarts=0)
 
 
 def test_torchattacks() -> None:

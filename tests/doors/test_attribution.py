@@ -79,6 +79,17 @@ def test_what_is_refused() -> None:
         ({"method": "shap"}, "baselines: shap wants an array of several"),
         ({"method": "gradcam", "layer": "q"}, r"expected \(rows, channels, …\), 'q' has the shape \(3, 2\)"),
         ({"of": ["s"]}, "of: go to ob.function"),
+        ({"method": "smoothgrad", "samples": 0}, "samples: expected a whole number of 1 or more, got 0"),
+        ({"method": "smoothgrad", "noise": -1}, "noise: expected a number of 0 or more, got -1"),
+        ({"method": "integrated", "steps": 0}, "steps: expected a whole number of 1 or more, got 0"),
+        ({"method": "integrated", "baselines": np.zeros((7, 2))}, r"baselines: expected a shape like .* got \(7, 2\)"),
+        ({"method": "shap", "baselines": np.zeros((2, 7, 2))}, r"baselines: expected a shape like .* got \(7, 2\)"),
+        ({"method": "shap", "baselines": np.zeros((0, 2))}, "baselines: shap wants an array of several"),
+        ({"target": [0, 1]}, r"target: expected a class, or one for each of 3 rows, got int64 of the shape \(2,\)"),
+        ({"target": 0.5}, "target: expected a class, or one for each of 3 rows, got float64"),
+        ({"baselines": 1.0}, "baselines: goes with integrated and shap, not with saliency. Leave it out"),
+        ({"steps": 7}, "steps: goes with integrated and shap"),
+        ({"noise": 5.0}, "noise: goes with smoothgrad, not with saliency"),
     ):
         with pytest.raises(ob.InvalidArgumentError, match=message):
             ob.attribute(f, X, **arguments)

@@ -128,3 +128,34 @@ def test_what_is_refused() -> None:
         g (float[2] x) => (seq(float[2]) y) { y = SequenceConstruct (x, x) }""")
     with pytest.raises(ob.UnsupportedError, match="'y' is no tensor"):
         ob.function(lists)
+
+
+@pytest.mark.parametrize("rows", ["N", "?"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_lengths_that_contradict_each_other(rows: str, count: int) -> None:
+    f = ob.function(
+        parser.parse_model(f"""<ir_version: 10, opset_import: ["": 18]>
+        g (float[{rows}, 4] x, float[4] c) => (float[{rows}, 4] y) {{ y = Add (x, c) }}""")
+    )
+    x, c, other = np.ones((10, 4), "f"), np.ones(4, "f"), np.ones((count, 4), "f")
+    with pytest.raises(ob.InvalidArgumentError, match=rf"'y_grad': .* got \({count}, 4\), but .* is 10 in 'x'"):
+        f.vjp(x, c, other)
+    with pytest.raises(ob.InvalidArgumentError, match=rf"'x_tangent': .* got \({count}, 4\), but .* is 10 in 'x'"):
+        f.jvp(x, c, other, c)
+
+
+def test_shapes_that_the_model_does_not_have() -> None:
+    f = ob.function(waves())
+    with pytest.raises(ob.InvalidArgumentError, match=r"'x': expected the shape \(N, 3\), got \(3\). Give it 2 dim"):
+        f(X[0], B, K)
+    with pytest.raises(ob.InvalidArgumentError, match=r"'x': expected the shape \(N, 3\), got \(4, 2\). Give axis 1"):
+        f(X[:, :2], B, K)
+    with pytest.raises(ob.InvalidArgumentError, match=r"free=\{'x': \{0: 'batch'\}\}"):
+        ob.function(row())(np.ones((2, 3), "f"))
+    any_rank = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float x, float[] z) => (y) {y = Add(x, z)}'
+    )
+    any_rank.graph.input[0].type.tensor_type.ClearField("shape")
+    any_rank.graph.input[1].type.tensor_type.ClearField("shape")
+    with pytest.raises(ob.InvalidArgumentError, match=r"cannot run these arrays, 'x' \(2\), 'z' \(3\): "):
+        ob.function(any_rank)(np.ones(2), np.ones(3))

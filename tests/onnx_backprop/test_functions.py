@@ -30,6 +30,15 @@ def test_as_scipy_calls_it() -> None:
     assert {n: v.tolist() for n, v in f.split(np.array([3.0, 1.0])).items()} == {"a": 3.0, "b": [1.0]}
 
 
+def test_the_start_is_what_feeds_say() -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
+        g (double[4] x, double[N] z) => (double s) { a = Mul (x, z) s = ReduceSum <keepdims = 0> (a) }""")
+    f = ob.value_and_grad(model, ["x", "z"], ["s"], feeds={"x": np.arange(4.0), "z": np.ones(4)})
+    np.testing.assert_array_equal(f.start, [0, 1, 2, 3, 1, 1, 1, 1])
+    with pytest.raises(ob.InvalidArgumentError, match=r"feeds: 'x' has the shape \(4,\), got an array of \(3,\)"):
+        ob.value_and_grad(model, ["x"], ["s"], feeds={"x": np.ones(3), "z": np.ones(4)})
+
+
 WEIGHTS = """<ir_version: 10, opset_import: ["": 21]> g (float[N, 2] x) => (float s) <float[2, 3] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}>
     { a = MatMul(x, w) b = Sin(a) s = ReduceMean<keepdims = 0>(b) }"""
 

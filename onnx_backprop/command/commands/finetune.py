@@ -65,6 +65,10 @@ def _check(arguments: argparse.Namespace, target: Path) -> None:
         raise InvalidArgumentError("--split: --evaluation names the texts to measure on already. Leave one out")
     if bool(arguments.text) == bool(arguments.preferences):
         raise InvalidArgumentError("--text: expected this or --preferences, one of both")
+    if not arguments.name or Path(arguments.name).name != arguments.name:
+        raise InvalidArgumentError(f"--name: expected the name of a file, without a folder, got {arguments.name!r}")
+    if not arguments.preferences:
+        COMMAND.refuse_given(arguments, "goes with --preferences", "beta")
     if arguments.pack and arguments.preferences:
         raise InvalidArgumentError("--pack: pairs of --preferences are not packed. Leave it out")
     if arguments.metrics and arguments.preferences:
@@ -150,7 +154,7 @@ def _finetune(arguments: argparse.Namespace, target: Path) -> int:
             metrics=arguments.metrics,
             checkpoint=checkpoint,
         )
-    outcome = outcome_of(records, time.perf_counter() - start, trainer.steps, "") | best_of(calls)
+    outcome = outcome_of(records, time.perf_counter() - start, trainer, "") | best_of(calls)
     if trainer.placement is not None:
         say(arguments, f"device: {trainer.placement}")
     perplexities = [record.perplexity for record in records if record.perplexity is not None]

@@ -118,7 +118,7 @@ def _train(arguments: argparse.Namespace, target: Path, checkpoint: Path, commun
     if trainer.placement is not None:
         say(arguments, f"device: {trainer.placement}")
     means = " of the running means" if arguments.ema is not None else ""
-    outcome = outcome_of(records, seconds, trainer.steps, means) | best_of(calls)
+    outcome = outcome_of(records, seconds, trainer, means) | best_of(calls)
     if arguments.report and communicator.rank == 0:
         note("timing some steps for the report")
         facts = plan | outcome | program_of(arguments, trainer)
@@ -276,8 +276,9 @@ def step_options(arguments: argparse.Namespace, data: Mapping[str, Any]) -> dict
     return training_options(arguments) | modes | objective
 
 
-def outcome_of(records: Records, seconds: float, steps: int, means: str) -> dict[str, str]:
+def outcome_of(records: Records, seconds: float, trainer: Any, means: str) -> dict[str, str]:
     """What came out. means: what the evaluation is of, if that is not the weights themselves."""
+    steps, takes = trainer.steps, trainer.graph.options.accumulate
     if not records:
         return {"steps": f"{steps}, all of them before"}
     ends = max(1, min(len(records) // 10, 100))
@@ -285,6 +286,8 @@ def outcome_of(records: Records, seconds: float, steps: int, means: str) -> dict
     before = f" ({steps} in all)" if steps > len(records) else ""
     one = median(r.seconds for r in records)  # the first of them compiles kernels
     facts = {"steps": f"{len(records)} in {seconds:.1f} s, {1000 * one:.2f} ms each{before}"}
+    if trainer.waiting:
+        facts["updates"] = f"{trainer.updates}, of {takes} steps each; the last {trainer.waiting} are in none"
     if records[-1].skipped is not None:
         facts["skipped steps"] = f"{records[-1].skipped} in all, their gradients were not finite"
     facts["training loss"] = f"{first:.4g} -> {last:.4g} (means of {ends} steps)"

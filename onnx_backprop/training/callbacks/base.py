@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from onnx_backprop.distributed.communicator import Communicator, broadcast_json
-from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError
+from onnx_backprop.opset.core.errors import CheckpointError, InvalidArgumentError, require_numbers
 from onnx_backprop.opset.core.hints import near
 from onnx_backprop.training.reports.history import Record
 
@@ -129,10 +129,7 @@ class Monitor(Callback):
 
 def check_number(owner: Any, name: str, value: Any, least: float, *, whole: bool = False) -> None:
     """InvalidArgumentError for what is no finite number of `least` or more."""
-    kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < math.inf:
-        expected = f"a {'whole ' if whole else ''}number of {least:g} or more"
-        raise InvalidArgumentError(f"{type(owner).__name__}: {name}: expected {expected}, got {value!r}")
+    require_numbers(least, whole=whole, **{f"{type(owner).__name__}: {name}": value})
 
 
 class CallbackStates:

@@ -17,8 +17,10 @@ class EarlyStopping(Monitor):
     """Ends the training if a number has not improved in `patience` epochs.
 
     If a training is resumed from a checkpoint after that point, it runs no step and says so; with more patience it
-    continues.
+    continues. reason: why it has ended the last training, "" if it has not.
     """
+
+    reason = ""
 
     def __init__(
         self, monitor: str = "evaluation", *, patience: int = 5, mode: str | None = None, min_delta: float = 0.0
@@ -29,6 +31,7 @@ class EarlyStopping(Monitor):
 
     def start(self, run: Run) -> bool | None:
         super().start(run)
+        self.reason = ""
         if self.waited < self.patience:
             return None
         warn(
@@ -41,13 +44,10 @@ class EarlyStopping(Monitor):
         del trainer, better
         if self.waited < self.patience:
             return None
-        logger.info(
-            "stopped behind epoch %d: %s was not better than %.6g in %d epochs",
-            record.epoch + 1,
-            self.monitor,
-            self.best if self.best is not None else float("nan"),
-            self.waited,
-        )
+        best = self.best if self.best is not None else float("nan")
+        self.reason = f"behind epoch {record.epoch + 1}: {self.monitor} was not better than {best:.6g}"
+        self.reason += f" in {self.waited} epochs"
+        logger.info("stopped %s", self.reason)
         return True
 
 
@@ -135,8 +135,11 @@ class ReduceLROnPlateau(Monitor):
 class TimeLimit(Callback):
     """Ends the training before a step that would exceed a number of seconds, if it took as long as the longest so far.
 
-    The clock starts with each call of `fit`, so a resumed job has its own limit.
+    The clock starts with each call of `fit`, so a resumed job has its own limit. reason: why it has ended the last
+    training, "" if it has not.
     """
+
+    reason = ""
 
     def __init__(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0) -> None:
         for name, value in (("seconds", seconds), ("minutes", minutes), ("hours", hours)):
@@ -151,6 +154,7 @@ class TimeLimit(Callback):
         del run
         self._began = self._last = time.monotonic()
         self._longest = 0.0
+        self.reason = ""
         return None
 
     def __call__(self, trainer: Any, record: Record) -> bool | None:
@@ -159,5 +163,6 @@ class TimeLimit(Callback):
         self._longest, self._last = max(self._longest, now - self._last), now
         if now - self._began + self._longest <= self.limit:
             return None
-        logger.info("stopped behind step %d: the %g seconds are over", record.step, self.limit)
+        self.reason = f"behind step {record.step}: the {self.limit:g} seconds are over"
+        logger.info("stopped %s", self.reason)
         return True

@@ -11,7 +11,7 @@ from onnx_backprop.converters.pages import fragment, table
 from onnx_backprop.converters.tables import format_bytes
 from onnx_backprop.distributed import Communicator
 from onnx_backprop.distributed.shards import Shard, bounds
-from onnx_backprop.opset.core.errors import InvalidArgumentError, warn
+from onnx_backprop.opset.core.errors import InvalidArgumentError, require_numbers, warn
 from onnx_backprop.opset.core.hints import explaining
 from onnx_backprop.training.data.augmentation import Transform
 from onnx_backprop.training.data.datasets import columns_of
@@ -43,7 +43,7 @@ class Batches:
         transform: Transform | None = None,
         whole: bool | None = None,
     ) -> None:
-        """Errors: InvalidArgumentError for no arrays, arrays of different lengths, or a size below 1.
+        """Errors: InvalidArgumentError for no arrays or rows, arrays of different lengths, a size or seed out of range.
 
         Args:
             scale: a factor for images of bytes, as 1/255, or "imagenet", see `images.scaled`; for several arrays, by
@@ -65,12 +65,15 @@ class Batches:
             name: array if isinstance(array, StoredRows) else np.asarray(array) for name, array in arrays.items()
         }
         lengths = {name: len(array) if array.ndim else 0 for name, array in self.arrays.items()}
+        if lengths and not any(lengths.values()) and all(array.ndim for array in self.arrays.values()):
+            raise InvalidArgumentError(f"expected at least one row, got none in {', '.join(lengths)}", "arrays")
         if not lengths or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
             listed = ", ".join(f"{name!r}: {length}" for name, length in lengths.items()) or "none"
             raise InvalidArgumentError(f"arrays: expected arrays with one number of rows, got {listed}")
         self.rows = next(iter(lengths.values()))
         if not isinstance(size, Integral) or size < 1 or (drop_last and size > self.rows):
             raise InvalidArgumentError(f"size: expected a whole number of 1 … {self.rows}, got {size!r}")
+        require_numbers(0, whole=True, seed=seed)
         self.size, self.seed, self.shuffle, self.drop_last = size, seed, shuffle, drop_last
         if transform is not None and not callable(transform):
             raise InvalidArgumentError(f"transform: expected a function of a row and a generator, got {transform!r}")

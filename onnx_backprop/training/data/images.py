@@ -13,6 +13,7 @@ from onnx_backprop.training.data.rows import StoredRows
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 Scale = float | str
+_OF_16_BITS = ("PNG", "PPM")  # formats whose grey numbers Pillow may call 32 bits, though they end at 65535
 # Of the red, green and blue of ImageNet's images as numbers from 0 to 1, as torchvision's documentation has them.
 MEANS, DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -30,6 +31,8 @@ class ImageRows(StoredRows):
             path = self.paths[row]
             try:
                 pixels = decoded(path, self._size)
+            except InvalidArgumentError as e:
+                raise InvalidArgumentError(f"{path}: {e}") from e
             except (OSError, ValueError, SyntaxError) as e:  # each of Pillow's formats raises its own
                 raise InvalidArgumentError(f"{path} is no image that Pillow reads: {e}") from e
             into[n] = pixels.transpose(1, 2, 0) if self._last else pixels
@@ -51,10 +54,10 @@ def image_folder(
 
     Classes are the folders sorted by name, `data.classes`; `classes=data.classes` gives other images, as those of an
     evaluation, the numbers of these, of which some may be missing. Images are read and resized when a batch needs them.
-    Needs Pillow.
+    Grey numbers of 16 bits become round(number / 257); alpha is left out; EXIF data turn the image. Needs Pillow.
 
     Errors: InvalidArgumentError for a folder without classes, or with one that `classes` lacks, a class without images,
-    a file that is no image.
+    a file that is no image, or one of 32 bits.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -92,10 +95,21 @@ class ImageFolder(dict[str, Any]):
 
 
 def decoded(file: Path | BinaryIO, size: tuple[int, int] | None = None) -> np.ndarray:
-    """An image as bytes (3, height, width), brought to a size if one is given."""
+    """An image as bytes (3, height, width), upright as its EXIF data say, and brought to a size if one is given.
+
+    Errors: InvalidArgumentError for numbers of more than 16 bits, whose range the file does not state.
+    """
     module = _pillow()
     with module.open(file) as opened:
-        image = opened.convert("RGB")
+        image = import_module("PIL.ImageOps").exif_transpose(opened)
+        if image.mode.startswith("I;16") or (image.mode == "I" and opened.format in _OF_16_BITS):
+            image = module.fromarray(((np.asarray(image).astype(np.int64) + 128) // 257).astype(np.uint8))
+        elif image.mode in ("I", "F"):
+            kind = "integers" if image.mode == "I" else "floats"
+            raise InvalidArgumentError(
+                f"expected 8 or 16 bits, got {kind} of 32. Scale it, and save it in one of these"
+            )
+        image = image.convert("RGB")
         image = image if size is None else image.resize((size[1], size[0]), module.Resampling.BILINEAR)
     return np.asarray(image).transpose(2, 0, 1)
 

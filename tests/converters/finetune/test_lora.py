@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -223,6 +224,15 @@ def test_merging_refuses_other_names_and_shapes() -> None:
         adapted.merge({"w1.lora_C": np.zeros(1)})
     with pytest.raises(InvalidArgumentError, match=r"'w1\.lora_A' has shape \(4, 1\), got an array of \(1, 4\)"):
         adapted.merge({"w1.lora_A": np.zeros((1, 4))})
+
+
+@pytest.mark.parametrize("merge", [LoraModel.merge, ob.merge_adapter])
+@pytest.mark.parametrize(("given", "missing"), [((), "'w1.lora_A', 'w1.lora_B'"), (("w1.lora_A",), "'w1.lora_B'")])
+def test_merging_refuses_missing_values(merge: Any, given: tuple[str, ...], missing: str) -> None:
+    adapted = lora(mlp(), ["first"], 1)
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in adapted.model.graph.initializer}
+    with pytest.raises(InvalidArgumentError, match=f"values: expected all 2 of `trainable`.* {missing} missing"):
+        merge(adapted, {name: tensors[name] for name in given})
 
 
 def test_half_precision() -> None:

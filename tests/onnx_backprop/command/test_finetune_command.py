@@ -197,6 +197,9 @@ def test_what_is_refused_of_preferences(
             ["--template", "llama3"],
             "--template: 'llama3' writes <|start_header_id|>, <|end_header_id|>, <|eot_id|>, which",
         ),
+        (["--name", "a/b"], "--name: expected the name of a file, without a folder, got 'a/b'"),
+        (["--name", ""], "--name: expected the name of a file, without a folder, got ''"),
+        (["--beta", "0.5"], "--beta: goes with --preferences"),
     ],
 )
 def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:

@@ -324,6 +324,8 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "data": (["--data", "missing.npz"], "missing.npz cannot be read as an .npz file"),
     "momentum": (["--momentum", "0.9"], "--momentum: goes with sgd and rmsprop, not with adamw"),
     "names": (["--loss", "mse"], "--data: expected arrays x, target; 'target' missing, there are x, labels"),
+    "no time": (["--time-limit", "0"], "--time-limit: expected a number above 0, got 0.0"),
+    "endless time": (["--time-limit", "inf"], "--time-limit: expected a number above 0, got inf"),
     "epochs": (["--epochs", "0"], "--epochs: expected 1 or more, got 0"),
     "batch size": (["--batch-size", "0"], "--batch-size: expected 1 or more, got 0"),
     "learning rate": (["--learning-rate", "-1"], "--learning-rate: expected 0 or more, got -1"),
@@ -344,6 +346,17 @@ def test_refused(folder: Path, capsys: pytest.CaptureFixture[str], case: str) ->
     assert error.startswith("onnx-backprop: error: ")
     assert error.count("\n") == 1
     assert not (folder / "out.onnx").exists()
+
+
+def test_what_ends_or_shortens_a_training_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(folder, "--time-limit", "1e-9", "--warmup", "1000", "--accumulate", "100", "--shard-update") == 0
+    captured = capsys.readouterr()
+    out, error = (" ".join(text.split()) for text in captured)
+    assert "ended: behind step 0: the 6e-08 seconds are over" in out
+    assert "updates: 0, of 100 steps each; the last 1 are in none" in out
+    assert "warning: --warmup: the training has 1 updates, so that the learning rate ends below 0.02" in error
+    assert "warning: no update was made: 1 run was accumulated, an update takes 100" in error
+    assert "warning: --shard-update: does nothing on one rank" in error
 
 
 def test_nothing_is_replaced_unasked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

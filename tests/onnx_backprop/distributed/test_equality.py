@@ -47,7 +47,8 @@ def trained(graph: ob.TrainingGraph, batches: list[Feeds], **settings: Any) -> t
 
 def check_equal(graph: ob.TrainingGraph, batches: list[Feeds], sizes: tuple[int, ...], **settings: Any) -> None:
     """Losses and state of several ranks are those of one; the ranks' are the same."""
-    losses, state = trained(graph, batches, **settings)
+    of_several = ("sync_batch_norm", "shard_update")
+    losses, state = trained(graph, batches, **{n: value for n, value in settings.items() if n not in of_several})
     for size in sizes:
         ranks = on_ranks(size, lambda c: trained(graph, batches, communicator=c, **settings))
         for other_losses, other in ranks:

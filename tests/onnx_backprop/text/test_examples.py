@@ -197,3 +197,8 @@ def test_files_that_are_no_texts_are_refused(tmp_path: Path, tokenizer: Tokenize
     file.write_text("\ufeffa\r\nb", "utf-8")
     ((ids, _),) = read_examples(file, tokenizer)
     assert tokenizer.decode(ids) == "a\nb"
+
+
+def test_a_template_without_conversations_says_so(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.warns(ob.OnnxBackpropWarning, match="template: has no effect: no line holds 'messages'"):
+        read(tmp_path, tokenizer, {"text": "plain"}, template="chatml")

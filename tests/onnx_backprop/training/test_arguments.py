@@ -81,6 +81,23 @@ KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "lr": (lambda _: UNTYPED.Trainer(graph(), lr=0.1), "Trainer: .*'lr'. Did you mean 'learning_rate'"),
     "no word": (lambda m: UNTYPED.training_graph(m, colour=1), "training_graph: .*'colour'. There are model, loss, "),
     "batch_size": (lambda _: UNTYPED.Batches({"x": np.zeros(3)}, batch_size=2), "Batches: .* Did you mean 'size'"),
+    "no rows": (lambda _: ob.Batches({"x": np.zeros((0, 2))}, 2), "arrays: expected at least one row, got none in x"),
+    "a seed": (lambda _: ob.Batches({"x": np.zeros(3)}, 2, seed=-1), "seed: expected a whole number of 0 or more"),
+    "a seed of adapters": (lambda m: ob.lora(m, ["*"], 1, seed=-1), "seed: expected a whole number of 0 or more, got"),
+    "a seed of a check": (lambda m: ob.check_gradients(m, seed=-1), "seed: expected a whole number of 0 or more, got"),
+    "a tolerance": (lambda m: ob.check_gradients(m, tolerance=-1), "tolerance: expected a number of 0 or more, got -1"),
+    "no tolerance": (lambda m: ob.check_gradients(m, tolerance=np.nan), "tolerance: expected a number of 0 or more"),
+    "any tolerance": (lambda m: ob.check_gradients(m, tolerance=np.inf), "tolerance: expected a number of 0 or more"),
+    "a log": (lambda _: UNTYPED.Trainer(graph()).fit([rows()], 1, log=3), "log: expected a file, a function, or"),
+    "a callback": (lambda _: UNTYPED.Trainer(graph()).fit([rows()], 1, callbacks=3), "callbacks: expected a list of"),
+    "no state": (
+        lambda _: ob.Trainer(graph()).rewind({}, 3),
+        "state: expected all .* tensors of the state; .* is missing",
+    ),
+    "complex numbers": (
+        lambda _: ob.save_adapter({"w": np.ones(2, complex)}, "a.safetensors"),
+        "values: expected numbers, 'w' has the type complex128",
+    ),
     "rows": (lambda _: ob.Batches({"x": np.zeros(3)}, "2"), r"size: expected a whole number of 1 … 3, got '2'"),
 }
 

@@ -123,6 +123,7 @@ def test_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     limit.start(callbacks.Run(plain_trainer("N, 3", "mse"), [], 1, {}))
     ended = [limit(None, Record(n, 0, 1.0, 0.1, 0.1)) for n in range(7)]
     assert ended == [None, None, None, None, None, True, True]  # behind 60 s, the next 10 would be too much
+    assert limit.reason == "behind step 6: the 65 seconds are over"
 
 
 def test_the_search_for_a_rate_leaves_no_trace(tmp_path: Path) -> None:

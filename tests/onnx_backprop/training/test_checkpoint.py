@@ -55,6 +55,7 @@ def valid(trainer: ob.Trainer, path: Path) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore:.*is of another training graph")
 def test_damaged_at_random(tmp_path: Path, trainers: tuple[ob.Trainer, ob.Trainer]) -> None:
     """Either CheckpointError and nothing changed, or what the file says, and the next step is a twin's."""
     trainer, twin = trainers

@@ -294,3 +294,30 @@ def test_albumentations_changes_the_same_rows_alike_in_a_resumed_epoch() -> None
     )
     batches.set_epoch(1)
     assert not np.array_equal(next(iter(batches))["image"], whole[0]["image"])
+
+
+def _of_one(tmp_path: Path, image: Image.Image, name: str = "1.png", **settings: Any) -> np.ndarray:
+    (tmp_path / "one").mkdir()
+    image.save(tmp_path / "one" / name, **settings)
+    return ob.image_folder(tmp_path, (image.height, image.width))["x"][:][0]
+
+
+@pytest.mark.parametrize("name", ["1.png", "1.tif", "1.ppm"])
+def test_grey_of_16_bits_is_scaled(tmp_path: Path, name: str) -> None:
+    numbers = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    pixels = _of_one(tmp_path, Image.fromarray(numbers), name)
+    np.testing.assert_array_equal(pixels, np.broadcast_to(np.round(numbers / 257), (3, 256, 256)))
+
+
+@pytest.mark.parametrize(("kind", "words"), [("int32", "integers of 32"), ("float32", "floats of 32")])
+def test_numbers_without_a_range_are_refused(tmp_path: Path, kind: str, words: str) -> None:
+    with pytest.raises(ob.InvalidArgumentError, match=rf"one.1\.tif: expected 8 or 16 bits, got {words}"):
+        _of_one(tmp_path, Image.fromarray(np.ones((4, 4), kind)), "1.tif")
+
+
+def test_alpha_is_left_out_and_exif_turns(tmp_path: Path) -> None:
+    pixels = RNG.integers(0, 256, (4, 4, 4), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    turned = _of_one(tmp_path, Image.fromarray(pixels), exif=exif)
+    np.testing.assert_array_equal(turned, np.rot90(pixels[..., :3], -1).transpose(2, 0, 1))

@@ -17,6 +17,7 @@ from onnx import parser
 import onnx_backprop as ob
 from onnx_backprop.__main__ import main
 from onnx_backprop.converters.training.losses import SoftmaxCrossEntropy
+from onnx_backprop.training.inputs import cast
 from tests.support.training_models import classifier, data, training
 
 X, LABELS = data(10)["x"], data(10)["labels"]
@@ -188,7 +189,7 @@ COMMAND = {
     "class": ({"x": X, "labels": LABELS + 1}, "'labels': expected classes 0 … 2, got 3 at"),
     "float": ({"x": X, "labels": LABELS + 0.5}, "'labels' has type int64, got an array of float64"),
     "number": ({"x": np.float32(1), "labels": np.int64(1)}, "expected arrays with one number of rows, got 'x': 0"),
-    "no rows": ({"x": X[:0], "labels": LABELS[:0]}, "expected arrays with one number of rows, got 'x': 0"),
+    "no rows": ({"x": X[:0], "labels": LABELS[:0]}, "arrays: expected at least one row, got none in x, labels"),
 }
 
 
@@ -219,3 +220,12 @@ def test_the_command_ends_in_one_line_where_onnxruntime_alone_finds_it(
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "error: onnxruntime cannot run this batch, 'x' (10, 4), 'target' (10, 8): " in err
+
+
+def test_numbers_beyond_the_type_of_an_input() -> None:
+    fed = {"x": np.array([[1.0, 2.0], [1e300, np.inf]])}
+    with pytest.raises(
+        ob.InvalidArgumentError, match=r"'x' has type float32, got 1e\+300 at \(1, 0\), which is beyond"
+    ):
+        cast("x", fed["x"], np.dtype(np.float32))
+    np.testing.assert_array_equal(cast("x", np.array([np.inf, 1.0]), np.dtype(np.float32)), [np.inf, 1])

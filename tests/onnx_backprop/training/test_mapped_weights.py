@@ -307,7 +307,7 @@ def test_a_file_that_is_overwritten_is_noticed(tmp_path: Path) -> None:
     trainer.step(batch())
     with (tmp_path / "weights0.bin").open("r+b") as file:
         file.write(b"\0" * 1000)
-    for use in (lambda: trainer.export(tmp_path / "out.onnx"), lambda: lora.merge({})):
+    for use in (lambda: trainer.export(tmp_path / "out.onnx"), lambda: lora.merge(trainer.parameters())):
         with pytest.raises(ob.InvalidModelError, match=r"weights0.bin, in which the tensor 'w\d' lies, was written to"):
             use()
     assert not (tmp_path / "out.onnx").exists()
@@ -321,7 +321,7 @@ def test_a_file_that_is_replaced_stays_the_one_that_was_read(tmp_path: Path) -> 
     (tmp_path / "new.bin").write_bytes(bytes((tmp_path / "weights0.bin").stat().st_size))
     (tmp_path / "new.bin").replace(tmp_path / "weights0.bin")
     assert not np.allclose(forward(path), before)
-    np.testing.assert_allclose(forward(lora.merge({})), before, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(forward(lora.merge(trainer.parameters())), before, rtol=1e-4, atol=1e-5)
     trainer.export(tmp_path / "out.onnx")
     np.testing.assert_allclose(forward(tmp_path / "out.onnx"), before, rtol=1e-4, atol=1e-5)
 

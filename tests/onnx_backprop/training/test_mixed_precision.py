@@ -69,6 +69,13 @@ def test_a_skipped_step_changes_nothing_but_the_scale(name: str, kernels: str | 
     assert not np.array_equal(trainer.state()["w1"], before["w1"])
 
 
+def test_a_fit_of_skipped_steps_says_that_it_has_changed_nothing() -> None:
+    trainer = ob.Trainer(graph(SGD()), learning_rate=0.01)
+    trainer.set_state({LOSS_SCALE: np.float32(2.0**120)})
+    with pytest.warns(ob.OnnxBackpropWarning, match="no update was made: steps skipped for gradients .*: 1"):
+        trainer.fit([data()], 1, progress=False)
+
+
 def test_updates_in_mixed_precision_still_lie_in_memory_once() -> None:
     for precision in ("bf16", "fp16"):
         trainer = ob.Trainer(graph(AdamW(), precision))

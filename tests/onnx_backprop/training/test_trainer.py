@@ -380,3 +380,17 @@ def test_evaluate_does_not_depend_on_the_batches(loss: ob.losses.Loss) -> None:
     whole = trainer.evaluate(x, labels)
     parts = [(x[a:b], labels[a:b]) for a, b in ((0, 6), (6, 7), (7, 10))]
     assert trainer.evaluate(parts) == pytest.approx(whole, rel=1e-6)
+
+
+def test_runs_that_reach_no_update_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "onnx_backprop")
+    trainer = ob.Trainer(training(SGD(accumulate=4)), learning_rate=0.1)
+    before = trainer.parameters()
+    with pytest.warns(ob.OnnxBackpropWarning, match="no update was made: 3 runs were accumulated, an update takes 4"):
+        trainer.fit([data()] * 3, 1, progress=False)
+    assert all(np.array_equal(value, before[name]) for name, value in trainer.parameters().items())
+    trainer.fit([data()] * 3, 2, progress=False)
+    assert "2 runs were accumulated, an update takes 4, and they have not changed the weights yet" in caplog.text
+    caplog.clear()
+    trainer.fit([data()] * 2, 3, progress=False)
+    assert "accumulated" not in caplog.text  # it ended with an update

@@ -12,10 +12,12 @@ import numpy as np
 import onnxruntime
 import pytest
 import safetensors.numpy
+from onnx import numpy_helper, parser
 
 import onnx_backprop as ob
 import onnx_backprop.training.trainer
 from onnx_backprop.converters.training.optimizers import SGD
+from onnx_backprop.training.checkpoint import read_checkpoint, write_checkpoint
 from onnx_backprop.training.reports.history import Records, read_log
 from onnx_backprop.training.schedules import Cosine, Step, Warmup
 from tests.support.training_models import batches, data, fitted, training
@@ -23,6 +25,7 @@ from tests.support.training_models import batches, data, fitted, training
 SCHEDULE = Warmup(Cosine(0.05, steps=12), steps=3)
 
 
+@pytest.mark.filterwarnings("ignore:no update was made")
 @pytest.mark.parametrize("stop", [1, 4, 9, 13, 26])
 def test_resumed_training_is_the_same_bit_for_bit(tmp_path: Path, stop: int) -> None:
     whole, expected = fitted(3, schedule=SCHEDULE)
@@ -56,6 +59,9 @@ def test_files_that_are_no_checkpoint_of_this_graph(tmp_path: Path) -> None:
     trainer = ob.Trainer(training())
     with pytest.raises(ob.InvalidArgumentError, match="cannot read the checkpoint"):
         trainer.load(tmp_path / "missing")
+    np.savez(tmp_path / "arrays.npz", **data())
+    with pytest.raises(ob.CheckpointError, match="arrays.npz is no checkpoint of onnx-backprop: it is no safetensors"):
+        trainer.load(tmp_path / "arrays.npz")
     (tmp_path / "text").write_text("no tensors at all")
     with pytest.raises(ob.InvalidArgumentError, match="is no checkpoint of onnx-backprop"):
         trainer.load(tmp_path / "text")
@@ -188,3 +194,34 @@ def test_a_plot_that_fails_leaves_the_records(tmp_path: Path, monkeypatch: pytes
         _, records = fitted(1, plot=tmp_path / "loss.png")
     assert records
     assert not [*tmp_path.iterdir()]
+
+
+def _product(activation: str = "Tanh", loss: str = "mse", optimizer: Any = "adam") -> ob.Trainer:
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 18]>
+        g (float[N, 2] x) => (float[N, 2] y) {{ a = MatMul (x, w) y = {activation} (a) }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(2, dtype=np.float32), "w"))
+    return ob.Trainer(ob.training_graph(model, loss=loss, optimizer=optimizer))
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"activation": "Relu"}, "it has 0 Relu, the graph 1; it has 1 Tanh, the graph 0"),
+        ({"loss": "l1"}, "its loss is mse, the graph's l1"),
+        ({"optimizer": "adamw"}, "its optimizer is Adam, the graph's AdamW"),
+    ],
+)
+def test_a_checkpoint_of_another_graph_whose_tensors_fit(tmp_path: Path, other: Any, words: str) -> None:
+    _product().save(tmp_path / "c")
+    with pytest.warns(ob.OnnxBackpropWarning, match=f"c is of another training graph: {words}. The training goes on"):
+        _product(**other).load(tmp_path / "c")
+
+
+def test_what_a_checkpoint_is_not_compared_by(tmp_path: Path) -> None:
+    trainer = _product()
+    trainer.save(tmp_path / "c")
+    _product(optimizer=ob.optimizers.Adam(beta1=0.1)).load(tmp_path / "c")
+    tensors, about = read_checkpoint(tmp_path / "c")
+    del about["operators"], about["settings"]  # as an earlier version
+    write_checkpoint(tmp_path / "earlier", tensors, about)
+    _product("Relu", "l1").load(tmp_path / "earlier")

@@ -137,6 +137,12 @@ def test_a_folder_without_onnxruntime_is_refused(files: Path, capsys: pytest.Cap
     assert not (files / "site").exists()
 
 
+def test_numbers_of_adapters_without_adapters_are_refused(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--rank", "--alpha"):
+        assert _web(files, option, "4") == 2
+        assert f"{option}: goes with --lora" in capsys.readouterr().err
+
+
 def test_serve(files: Path) -> None:
     """With the headers under which a page may use threads, right types, and nothing from outside the folder."""
     with pytest.raises(InvalidArgumentError, match="holds no site"):
