@@ -22,8 +22,8 @@ Edge cases: a query that sees no key, or only keys with a bias of -inf, outputs 
 below 0 and above T count as these. No queries, batches or heads give empty outputs. Sums are taken in float32 or
 better.
 
-Errors: lengths that contradict each other; heads that are no multiple; no keys, no columns; a scale or softcap that is not finite,
-a softcap below 0; window sizes below -1.
+Errors: lengths that contradict each other; heads that are no multiple; no keys; no columns; a scale or softcap that is
+not finite, a softcap below 0; window sizes below -1.
 """
 
 INPUTS: tuple[str, ...] = ("query", "key", "value", "bias", "lengths", "sinks", "offsets")
