@@ -261,7 +261,8 @@ def read_twice(trained: Collection[ir.Value]) -> str:
     """The tensors that several nodes read, if these are in several modules or the file does not say in which."""
     texts: list[str] = []
     for value in trained:
-        readers = [node for node, _ in value.uses() if origin_of(value).kind in (NAMED, FOLDED) and size(value) > 1]
+        uses = value.uses() if origin_of(value).kind in (NAMED, FOLDED) and size(value) > 1 else ()
+        readers = [reader for node, _ in uses for reader in _readers(node)]
         readers = [node for node in readers if not (node.name or "").endswith("/tied")]  # of which `tied` tells
         modules = {_CALL.sub("", module_of(node)) for node in readers}
         unknown = len(modules) > 1 or not all(module_of(node) or (node.name or "").startswith("/") for node in readers)
@@ -273,6 +274,11 @@ def read_twice(trained: Collection[ir.Value]) -> str:
         f"read by several nodes and trained as one are {_listed(texts)}. Exporters and simplifiers keep one of equal "
         "tensors, as of copies of a layer; if these are several, ob.torch.export keeps them apart"
     )
+
+
+def _readers(node: ir.Node) -> list[ir.Node]:
+    """A node; in the place of an Identity, which has a name of the exporter's, what reads it."""
+    return [reader for reader, _ in node.outputs[0].uses()] if is_standard(node, "Identity") else [node]
 
 
 def share_of(
