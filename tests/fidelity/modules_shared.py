@@ -20,7 +20,7 @@ def shared() -> Iterator[Subject]:
     yield case("one_prelu", lambda: _one(nn.PReLU()))
     yield case("one_layer_norm", lambda: _one(nn.LayerNorm(6)))
     yield case("one_group_norm", lambda: _one(nn.GroupNorm(2, 6)))
-    yield case("one_batch_norm", lambda: _one(nn.BatchNorm1d(6)))
+    yield case("batch_norm_twice", lambda: Net(lambda m, x: m.o(m.n(torch.tanh(m.l(m.n(x))))), n=_bn(), **_layers()))
     yield case("one_norm_and_another", _norms)
     yield case("one_bias", _bias)
     yield case("one_scale", _scale)
@@ -46,6 +46,10 @@ def _zero_biases(module: Any) -> Any:
 
 def _layers() -> dict[str, Any]:
     return {"l": _zero_biases(nn.Linear(6, 6)), "o": nn.Linear(6, 2)}
+
+
+def _bn() -> Any:
+    return nn.BatchNorm1d(6)
 
 
 def _one(part: Any) -> Any:

@@ -145,14 +145,15 @@ def tie_transposed(
     return pairs
 
 
-def _unread_names(proto: ModelProto, missing: Collection[str]) -> dict[str, str]:
+def _unread_names(proto: ModelProto, missing: Mapping[str, str]) -> dict[str, str]:
     """Each name that a tensor of several names is not read by -> the one that torch's program reads it by.
 
-    A module that has the tensor under the one reads it by the other, of another module, which ends as the first does.
+    The module that has the one reads the other, which is of another module and ends as the one does.
     """
     targets = {entry.input: entry.target for entry in signature(proto) if entry.target}
-    reads = {(module_of(n), targets[a]) for n in proto.graph.node for a in arguments_of(n) if a in targets}
-    unread = set(missing) - {target for _, target in reads}
+    nodes = proto.graph.node
+    reads = dict.fromkeys((module_of(node), targets[a]) for node in nodes for a in arguments_of(node) if a in targets)
+    unread = missing.keys() - {target for _, target in reads}
     return {
         name: target
         for module, target in reads
@@ -204,11 +205,7 @@ class _Restorer:
     """
 
     def __init__(
-        self,
-        proto: ModelProto,
-        origins_by_name: dict[str, Origin],
-        missing: dict[str, str],
-        tied: Mapping[str, str],
+        self, proto: ModelProto, origins_by_name: dict[str, Origin], missing: dict[str, str], tied: Mapping[str, str]
     ) -> None:
         self.graph, self.origins, self.missing, self.tied = proto.graph, origins_by_name, missing, tied
         self.names = used_names(proto.graph)
