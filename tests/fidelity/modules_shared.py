@@ -70,7 +70,7 @@ def _norms() -> Any:
 def _bias() -> Any:
     first, second = _zero_biases(nn.Linear(6, 6)), nn.Linear(6, 6)
     second.bias = first.bias
-    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Linear(6, 2))
+    return nn.Sequential(nn.Sequential(first, nn.Tanh(), second), nn.Tanh(), nn.Linear(6, 2))
 
 
 def _scale() -> Any:
