@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 import onnx_ir as ir
@@ -65,6 +65,7 @@ def warn_of(
         separated(graph, trained),
         tied(graph, trained),
         read_twice(trained),
+        *parts_of(trained),
         *(equal_weights(trained) if share and TIES not in graph.metadata_props else []),
     ]
     if share:
@@ -261,7 +262,8 @@ def read_twice(trained: Collection[ir.Value]) -> str:
     """The tensors that several nodes read, if these are in several modules or the file does not say in which."""
     texts: list[str] = []
     for value in trained:
-        readers = [node for node, _ in value.uses() if origin_of(value).kind in (NAMED, FOLDED) and size(value) > 1]
+        uses = value.uses() if origin_of(value).kind in (NAMED, FOLDED) and size(value) > 1 else ()
+        readers = [reader for node, _ in uses for reader in _readers(node)]
         readers = [node for node in readers if not (node.name or "").endswith("/tied")]  # of which `tied` tells
         modules = {_CALL.sub("", module_of(node)) for node in readers}
         unknown = len(modules) > 1 or not all(module_of(node) or (node.name or "").startswith("/") for node in readers)
@@ -273,6 +275,11 @@ def read_twice(trained: Collection[ir.Value]) -> str:
         f"read by several nodes and trained as one are {_listed(texts)}. Exporters and simplifiers keep one of equal "
         "tensors, as of copies of a layer; if these are several, ob.torch.export keeps them apart"
     )
+
+
+def _readers(node: ir.Node) -> list[ir.Node]:
+    """A node; in the place of an Identity, which has a name of the exporter's, what reads it."""
+    return [reader for reader, _ in node.outputs[0].uses()] if is_standard(node, "Identity") else [node]
 
 
 def share_of(
@@ -307,6 +314,32 @@ def equal_weights(trained: Collection[ir.Value]) -> list[str]:
         f"both, tie=[({str(a.name)!r}, {str(b.name)!r})] keeps them equal"
         for a, b in pairs
     ]
+
+
+def parts_of(trained: Collection[ir.Value]) -> list[str]:
+    """Weights that an exporter has sliced of another, as of an attention's three, which another call reads whole."""
+    edges: dict[tuple[object, ...], list[tuple[ir.Value, np.ndarray]]] = {}
+    for value in trained:
+        if (
+            value.const_value is not None
+            and value.shape is not None
+            and len(value.shape) == 2
+            and size(value) >= _LEAST
+        ):
+            array = value.const_value.numpy()
+            for end in (0, -1) if origin_of(value).kind == FOLDED and not is_uniform(array) else ():
+                edges.setdefault((value.dtype, len(array), end, float(array[0, end])), []).append((value, array))
+    sentences: list[str] = []
+    for (*_, end, _), group in edges.items():
+        for (whole, all_), (part, some) in permutations(group, 2):
+            width = some.shape[1]
+            same = np.array_equal(all_[:, :width] if end == 0 else all_[:, -width:], some)
+            if width < all_.shape[1] and same:
+                sentences.append(
+                    f"{shown(part)} holds a part of the numbers of {shown(whole)} and is trained apart. If the module "
+                    "has one parameter for both, ob.torch.export keeps it one"
+                )
+    return sentences
 
 
 def shown(value: ir.Value) -> str:

@@ -72,6 +72,12 @@ def tied() -> tuple[Any, tuple[Any, ...]]:
     return net, (torch.randint(0, 10, (3, 5)),)
 
 
+def shared() -> tuple[Any, tuple[Any, ...]]:
+    """Tensors of equal numbers under two names."""
+    norm, act = nn.LayerNorm(6), nn.PReLU(6)
+    return nn.Sequential(nn.Linear(5, 6), norm, act, nn.Linear(6, 6), norm, act), (torch.randn(4, 5),)
+
+
 def gates() -> tuple[Any, tuple[Any, ...]]:
     """Parameters of one element, of which one is a power."""
     net = Net(lambda m, x: m.a * torch.tanh(m.body(x)) + x[:, :2].clamp(min=1e-3).pow(m.p), body=nn.Linear(5, 2))
@@ -165,6 +171,7 @@ BUILD: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "GRU": lambda: recurrent(nn.GRU),
     "RNN": lambda: recurrent(nn.RNN),
     "tied": tied,
+    "shared": shared,
     "gates": gates,
     "norms": norms,
     "smoothed labels": smoothed,

@@ -7,7 +7,7 @@ as onnxsim and onnxruntime's optimizer, remove the Identity; then the names of t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from onnx import ModelProto, NodeProto, TensorProto
 
@@ -92,12 +92,17 @@ def _separate_modules(
         scopes = [_scope(node, readers) for node, _ in readers[tensor.name]]
         copies = any(scope and f".{known}.".find(f".{scope}.") >= 0 for scope in scopes)  # whose module reads it too
         uniform = origin.kind == NAMED and is_uniform(tensor)
+        modules = [_called(module_of(node), stored) for node, _ in readers[tensor.name]]
+        # attention itself reads what its part has: /attn/Gemm attn.out_proj.bias
+        owners = [module for module in modules if module and f".{owner(known)}".endswith(f".{module}")] or [
+            module for module in modules if module and f".{owner(known)}.".find(f".{module}.") >= 0
+        ]
         weights = [_weight_of(node, index, makers) if uniform else "" for node, index in readers[tensor.name]]
         separate: dict[str, str] = {}
-        for (node, index), scope, weight in zip(readers[tensor.name], scopes, weights, strict=True):
+        for (node, index), scope, module, weight in zip(readers[tensor.name], scopes, modules, weights, strict=True):
             name = _of_copy(known, scope) if copies else ""
-            if not name and uniform:
-                name = _of_module(known, module_of(node), node, index)
+            if not name and uniform and module not in owners:
+                name = _of_module(module, node, index)
             if not name and weight:
                 name = _beside_weight(known, weight, origins_by_name, first=weight == next(filter(None, weights)))
             if name and name not in separate and (origin.kind == FOLDED or name not in names):
@@ -161,10 +166,14 @@ def _of_copy(name: str, scope: str) -> str:
     return ""
 
 
-def _of_module(name: str, module: str, node: NodeProto, index: int) -> str:
-    """The name of the parameter that a node of another module reads; "" if it is the same module, or unknown."""
-    calls = {module, ".".join(_CALL.sub("", part) for part in module.split("."))}  # enc.4_1: the second call of enc.4
-    if not module or any(f".{owner(name)}".endswith(f".{call}") for call in calls):
-        return ""
+def _called(module: str, names: Collection[str]) -> str:
+    """The module itself, of a further call of one: enc.4 of enc.4_1, if that has tensors and enc.4_1 has none."""
+    once = ".".join(_CALL.sub("", part) for part in module.split("."))
+    has = [any(f".{name}".find(f".{each}.") >= 0 for name in names) for each in (module, once)]
+    return once if has == [False, True] else module
+
+
+def _of_module(module: str, node: NodeProto, index: int) -> str:
+    """The name of the parameter that a node of another module reads; "" if it is unknown."""
     place = PLACES.get(node.op_type, {}).get(index, "bias" if index == 2 and is_standard(node, *BIASED) else "")
-    return f"{module}.{place}" if place and not place.startswith("running_") else ""
+    return f"{module}.{place}" if module and place and not place.startswith("running_") else ""

@@ -15,6 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx_backprop.converters.prepare.exporters.origins import (
     BIASED,
     FOLDED,
+    FROZEN,
     NAMED,
     PLACES,
     Origin,
@@ -34,6 +35,7 @@ from onnx_backprop.opset.graphs.order import producers, uses
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 
 _REPEATED = re.compile(r"(expand|repeat|tile|broadcast_to)(_\d+)*")  # what torch calls what it has repeated
+_STEPS = 4  # nodes behind one that says nothing that are asked for its module
 _WEIGHT = re.compile(r"weight(?=[^.]*$)")
 
 
@@ -48,10 +50,12 @@ def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> list[str]:
     present = {origin.name for origin in origins_by_name.values()}.union(
         *(origin.parts for origin in origins_by_name.values())
     )
-    present.update(tied_names(proto))
-    missing = {name: kind for name, kind in kinds.items() if name not in present}
+    tied = tied_names(proto)
+    missing = {name: kind for name, kind in kinds.items() if name not in present | tied.keys()}
     if kinds:
-        restorer = _Restorer(proto, origins_by_name, missing)
+        tied |= _unread_names(proto, missing)
+        missing = {name: kind for name, kind in missing.items() if name not in tied}
+        restorer = _Restorer(proto, origins_by_name, missing, tied)
         restorer.separate()
         restorer.add_zero_biases()
     return [name for name, kind in missing.items() if kind == PARAMETER]
@@ -141,6 +145,24 @@ def tie_transposed(
     return pairs
 
 
+def _unread_names(proto: ModelProto, missing: Mapping[str, str]) -> dict[str, str]:
+    """Each name that a tensor of several names is not read by -> the one that torch's program reads it by.
+
+    The module that has the one reads the other, which is of another module and ends as the one does.
+    """
+    targets = {entry.input: entry.target for entry in signature(proto) if entry.target}
+    nodes = proto.graph.node
+    reads = dict.fromkeys((module_of(node), targets[a]) for node in nodes for a in arguments_of(node) if a in targets)
+    unread = missing.keys() - {target for _, target in reads}
+    return {
+        name: target
+        for module, target in reads
+        if module and not target.startswith(f"{module}.")
+        for name in unread
+        if name.startswith(f"{module}.") and target.endswith(name[len(module) :])
+    }
+
+
 def _drop(proto: ModelProto, name: str, large: dict[str, TensorProto]) -> None:
     large.pop(name, None)
     assign(proto.graph.input, [value for value in proto.graph.input if value.name != name])
@@ -177,12 +199,17 @@ def _repeats(array: np.ndarray) -> bool:
 
 
 class _Restorer:
-    """A model, what is known of its initializers, and what its module has that the file has not."""
+    """A model, what is known of its initializers, and what its module has that the file has not.
 
-    def __init__(self, proto: ModelProto, origins_by_name: dict[str, Origin], missing: dict[str, str]) -> None:
-        self.graph, self.origins, self.missing = proto.graph, origins_by_name, missing
+    tied: further names of tensors -> the names that those have here.
+    """
+
+    def __init__(
+        self, proto: ModelProto, origins_by_name: dict[str, Origin], missing: dict[str, str], tied: Mapping[str, str]
+    ) -> None:
+        self.graph, self.origins, self.missing, self.tied = proto.graph, origins_by_name, missing, tied
         self.names = used_names(proto.graph)
-        self.targets = {entry.input: entry.target for entry in signature(proto) if entry.target}
+        self.targets = {e.input: tied.get(e.target, e.target) for e in signature(proto) if e.target}
         self.producers = producers(self.graph.node)
         self.uses = uses(self.graph.node)
 
@@ -221,23 +248,32 @@ class _Restorer:
         if operand and not is_rearranged(operand):
             return None if is_filled(operand) else ""
         if uniform and self._is_another(node, index, arguments):
-            inside = [other for other in self.missing if owner(other) == module_of(node)]
+            inside = [other for other in self.missing if owner(other) == self._module_of(node)]
             return inside[0] if len(inside) == 1 else name
         read = [self.targets[argument] for argument in arguments if argument in self.targets]
         if name in read:
             return name
         if len(lost := [other for other in read if other in self.missing]) == 1:
             return lost[0]
-        module, place = module_of(node), PLACES.get(node.op_type, {}).get(index, "")
+        module, place = self._module_of(node), PLACES.get(node.op_type, {}).get(index, "")
+        leaf = name.rpartition(".")[2]
         for expected in (f"{module}.{place}" if place else "", self._sibling(node, index)):
+            expected = self.tied.get(expected, expected)
             if expected == name or expected in self.missing:
                 return expected
-        if module == owner(name):
+        if module == owner(name) or self.tied.get(f"{module}.{leaf}") == name:
             return name
         inside = [other for other in self.missing if owner(other) == module]
-        alike = [other for other in inside if other.rpartition(".")[2] == name.rpartition(".")[2]]
+        alike = [other for other in inside if other.rpartition(".")[2] == leaf]
         candidates = alike or (inside if uniform else [])
         return candidates[0] if len(candidates) == 1 else None
+
+    def _module_of(self, node: NodeProto) -> str:
+        """The module of a node; of one that the optimizer has made and says nothing of, that of what reads it."""
+        for _ in range(_STEPS):
+            readers = self.uses[node.output[0]] if node.output and not node.metadata_props else []
+            node = readers[0][0] if readers else node
+        return module_of(node)
 
     def _is_another(self, node: NodeProto, index: int, arguments: Sequence[str]) -> bool:
         """Whether the operation of torch reads another value that it computes where a node reads a tensor twice."""
@@ -271,17 +307,44 @@ class _Restorer:
         weight = self.origins.get(node.input[1], Origin()).name
         return _WEIGHT.sub("bias", weight) if _WEIGHT.search(weight) else ""
 
+    def _lost_bias(self, node: NodeProto, lost: Collection[str]) -> str:
+        """The name of the bias of a product that has none; "" if its module has none there.
+
+        lost: the names that it may have. What the operation of torch read says it, if that names the weight.
+        """
+        beside = self.tied.get(self._bias_name(node), self._bias_name(node))
+        read = [self.targets[argument] for argument in arguments_of(node) if argument in self.targets]
+        if self.origins.get(node.input[1], Origin()).name not in read:
+            return beside
+        candidates = [name for name in read if name in lost]
+        return beside if beside in candidates else candidates[0] if len(candidates) == 1 else ""
+
     def add_zero_biases(self) -> None:
-        """A bias of zeros for each product whose module has one and whose node has none."""
+        """A bias of zeros for each product whose module has one and whose node has none.
+
+        It is one tensor for all nodes of a module that is called several times, and that which other nodes read.
+        """
         tensors: Mapping[str, tuple[int, list[int]]] = {
             value.name: (value.type.tensor_type.elem_type, [d.dim_value for d in value.type.tensor_type.shape.dim])
             for value in self.graph.input  # which stand for large initializers
         } | {t.name: (t.data_type, list(t.dims)) for t in self.graph.initializer}
+        biases = {
+            origin.name: tensor.name
+            for tensor in self.graph.initializer
+            if (origin := self.origins.get(tensor.name, Origin())).kind in (PARAMETER, FROZEN, BUFFER)
+            and not origin.parts
+            and len(tensor.dims) == 1
+            and not to_array(tensor).any()
+        }
+        lost = self.missing.keys() | biases.keys()
         for node in self.graph.node:
-            if not is_standard(node, *BIASED) or "".join(node.input[2:]):
+            if not is_standard(node, *BIASED) or "".join(node.input[2:]) or node.input[1] not in tensors:
                 continue
-            name = self._bias_name(node)
-            if name not in self.missing or node.input[1] not in tensors:
+            name = self._lost_bias(node, lost)
+            if name in biases:
+                del node.input[2:]
+                node.input.append(biases[name])
+            if name not in self.missing:
                 continue
             kind, dims = tensors[node.input[1]]
             attributes = attributes_of(node)
@@ -294,6 +357,7 @@ class _Restorer:
             tensor = numpy_helper.from_array(zeros, unique(name, self.names))
             self.graph.initializer.append(tensor)
             self.origins[tensor.name] = Origin(self.missing.pop(name), name)
+            biases[name] = tensor.name
             del node.input[2:]
             node.input.append(tensor.name)
 

@@ -49,8 +49,9 @@ def split_statistics(proto: ModelProto) -> None:
         readers[source(name)].add(None)
     reserved = used_names(graph)
     copies: dict[tuple[str, _Reader], str] = {}
+    calls: dict[tuple[str, int, str, str], str] = {}  # of one module: a later one may read what the first hands on
     for node, n, original, reader in places:
-        name = node.input[n]
+        name = node.input[n] = calls.setdefault((original, n, node.input[1], node.input[2]), node.input[n])
         tensor = stored.get(original)
         if tensor is None or (name in stored and readers[name] == {reader}):
             continue

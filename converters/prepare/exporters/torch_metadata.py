@@ -57,14 +57,14 @@ def signature(model: ModelProto | ir.Model) -> list[Entry]:
     return entries
 
 
-def tied_names(model: ModelProto) -> list[str]:
-    """The further names of tied parameters that are one initializer of the file."""
-    texts = [p.value for value in model.graph.value_info for p in value.metadata_props if p.key == ALIASES]
-    names: list[str] = []
-    for text in texts:
+def tied_names(model: ModelProto) -> dict[str, str]:
+    """Each further name of a tied parameter that is one initializer of the file -> the initializer's."""
+    texts = [(v.name, p.value) for v in model.graph.value_info for p in v.metadata_props if p.key == ALIASES]
+    names: dict[str, str] = {}
+    for name, text in texts:
         try:
             entries = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        names += [entry for entry in entries if isinstance(entry, str)] if isinstance(entries, list) else []
+        names |= {entry: name for entry in entries if isinstance(entry, str)} if isinstance(entries, list) else {}
     return names

@@ -288,3 +288,19 @@ def test_a_table_of_sines_that_the_file_calls_a_parameter() -> None:
     assert set(graph.parameters) == {"l.weight", "p.weight"}
     assert "'p.weight' (its numbers are those of a table of sines and cosines, which the module may not train)" in said
     assert "'l.weight'" not in said
+
+
+@pytest.mark.parametrize("part", [slice(0, 1), slice(1, 4)])
+def test_a_slice_of_a_weight_that_another_call_reads_whole_is_named(part: slice) -> None:
+    """One attention as self-attention, then as cross-attention."""
+    whole, some = np.tile(W, (1, 8)) + np.arange(32, dtype=np.float32), slice(part.start * 8, part.stop * 8)
+    tensors = {"w": whole, "v": whole[:, some], "o": np.ones((32, 3), np.float32)}
+    file = scripted(
+        "a = MatMul(x, w) b = MatMul(a, o) y = MatMul(b, v)", tensors, {"a": "/a/MatMul", "y": "/a_1/MatMul"}
+    )
+    for node in file.graph.node:
+        assign(node.input, [{"w": "onnx::MatMul_19", "v": "onnx::MatMul_29"}.get(name, name) for name in node.input])
+    for tensor, name in zip(file.graph.initializer, ("onnx::MatMul_19", "onnx::MatMul_29"), strict=False):
+        tensor.name = name
+    said = told_of(file)[1]
+    assert "onnx::MatMul_29) holds a part of the numbers of 'a.weight' (onnx::MatMul_19)" in said

@@ -63,11 +63,11 @@ def test_other_names_of_tied_parameters_are_read_and_are_not_missing() -> None:
     value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
     value.metadata_props.add(key=ALIASES, value='["head.weight", 3]')
     model.graph.value_info.append(value)
-    assert tied_names(model) == ["head.weight"]
+    assert tied_names(model) == {"head.weight": "fc.weight"}
     assert restored(to_ir(prepare(model)).graph, MISSING) == []
     value.metadata_props[0].value = "[1"
     model.graph.value_info[0].CopyFrom(value)
-    assert tied_names(model) == []
+    assert tied_names(model) == {}
     assert restored(to_ir(prepare(model)).graph, MISSING) == ["head.weight"]
 
 

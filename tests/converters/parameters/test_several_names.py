@@ -1,0 +1,161 @@
+"""Tensors that a module has under several names, and modules that are called several times: trained as one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+import onnx_backprop as ob
+from onnx_backprop.converters.prepare.exporters.torch_metadata import ALIASES, TIES
+from tests.support.torch_files import W, exported, names_of, scripted, with_operations
+
+ONES, ZEROS = np.ones(3, np.float32), np.zeros(3, np.float32)
+SQUARE = W[:, :3] + 1
+NORMS = "a = LayerNormalization(x, n.weight, n.bias) b = Tanh(a) c = LayerNormalization(b, n.weight, n.bias) "
+
+
+def trained_of(file: ModelProto) -> tuple[ob.TrainingGraph, str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = ob.training_graph(file, loss="mse")
+    return graph, "\n".join(str(w.message) for w in caught)
+
+
+def reads(graph: ob.TrainingGraph, op_type: str, index: int) -> list[str]:
+    nodes = (node for node in graph.model.graph.node if node.op_type == op_type)
+    return [node.input[index] for node in nodes if len(node.input) > index]
+
+
+def norms(parameters: str, calls: Mapping[str, str], modules: Mapping[str, str], body: str = "") -> ModelProto:
+    tensors = {"n.weight": ONES, "n.bias": ZEROS, "w": SQUARE}
+    file = exported(f"{NORMS} {body or 'y = MatMul(c, w)'}", tensors, parameters, modules=modules)
+    return with_operations(file, calls)
+
+
+def test_a_file_that_lists_other_names_of_its_tensors() -> None:
+    """As ob.torch.export writes one norm under two names: torch's program reads it by the last."""
+    called = "[3], %p_m_weight, %p_m_bias"
+    calls = {"a": f"%x, {called}", "c": f"%b, {called}"}
+    file = norms("n.weight n.bias m.weight m.bias w", calls, {"a": "n", "c": "m"})
+    file.graph.metadata_props.add(key=TIES, value="stated")
+    for value in file.graph.value_info[:2]:
+        value.metadata_props.add(key=ALIASES, value=f'["{value.name.replace("n.", "m.")}"]')
+    graph, said = trained_of(file)
+    assert set(graph.parameters) == {"n.weight", "n.bias", "w"}
+    assert reads(graph, "LayerNormalization", 1) == ["n.weight", "n.weight"]
+    assert graph.left_out == {}
+    assert said == ""
+
+
+def test_one_norm_under_two_names_beside_an_equal_one() -> None:
+    """Of dynamo, which keeps the tensors of the other norm; "o" is read by the name "p" alone."""
+    called = "[3], %p_p_weight, %p_p_bias"
+    calls = {"a": f"%x, {called}", "c": f"%b, {called}", "d": "%c, [3], %p_n_weight, %p_n_bias"}
+    body = "d = LayerNormalization(c, n.weight, n.bias) y = MatMul(d, w)"
+    parameters = "o.weight o.bias n.weight n.bias p.weight p.bias w"
+    graph, said = trained_of(norms(parameters, calls, {"a": "o", "c": "p", "d": "n"}, body))
+    assert set(graph.parameters) == {"n.weight", "n.bias", "p.weight", "p.bias", "w"}
+    for index, name in ((1, "p.weight"), (2, "p.bias")):
+        assert reads(graph, "LayerNormalization", index)[:2] == [name, name]
+    assert "no tensor for" not in said
+
+
+def test_a_parameter_that_was_folded_is_no_other_name_of_one_inside_its_module() -> None:
+    file = exported("y = MatMul(x, m.l.weight)", {"m.l.weight": SQUARE}, "m.weight m.l.weight", modules={"y": "m"})
+    _, said = trained_of(with_operations(file, {"y": "%x, %p_m_l_weight"}))
+    assert "no tensor for these parameters of the module: 'm.weight'" in said
+
+
+LAYER = "h = Gemm(x, l.weight) a = Tanh(h) y = Gemm(a, l.weight)"
+CALLED = {"h": "%x, %p_l_weight, %p_l_bias", "y": "%a, %p_l_weight, %p_l_bias"}
+
+
+@pytest.mark.parametrize("calls", [CALLED, {}], ids=["arguments", "names"])
+def test_a_dropped_bias_of_a_module_that_is_called_twice(calls: dict[str, str]) -> None:
+    file = exported(LAYER, {"l.weight": SQUARE}, "l.weight l.bias", modules={"h": "l", "y": "l"})
+    graph, _ = trained_of(with_operations(file, calls))
+    assert set(graph.parameters) == {"l.weight", "l.bias"}
+    assert reads(graph, "Gemm", 2) == ["l.bias", "l.bias"]
+
+
+def test_a_dropped_bias_of_two_modules() -> None:
+    """`b.bias = a.bias`: torch reads it by the last name."""
+    body = "h = Gemm(x, a.weight) t = Tanh(h) y = Gemm(t, b.weight)"
+    tensors, modules = {"a.weight": SQUARE, "b.weight": SQUARE + 1}, {"h": "a", "y": "b"}
+    file = exported(body, tensors, "a.weight a.bias b.weight b.bias", modules=modules)
+    graph, said = trained_of(
+        with_operations(file, {"h": "%x, %p_a_weight, %p_b_bias", "y": "%t, %p_b_weight, %p_b_bias"})
+    )
+    assert set(names_of(graph)) == {"a.weight", "b.weight", "b.bias"}
+    assert reads(graph, "Gemm", 2) == ["b.bias", "b.bias"]
+    assert "no tensor for" not in said
+
+
+def test_a_product_of_a_weight_alone_gets_no_bias() -> None:
+    """F.linear(x, m.l.weight) before m.l(x)."""
+    file = exported(LAYER, {"l.weight": SQUARE}, "l.weight l.bias", modules={"y": "l"})
+    graph, _ = trained_of(with_operations(file, {**CALLED, "h": "%x, %p_l_weight"}))
+    assert [len(node.input) for node in graph.model.graph.node if node.op_type == "Gemm"][:2] == [2, 3]
+
+
+def test_a_bias_that_is_dropped_from_one_product_and_added_to_another() -> None:
+    """As of a layer that is called with two axes and with three: an Add keeps its zeros."""
+    body = "h = Gemm(x, l.weight) a = MatMul(h, l.weight) y = Add(a, l.bias)"
+    file = exported(body, {"l.weight": SQUARE, "l.bias": ZEROS}, "l.weight l.bias", modules=dict.fromkeys("hay", "l"))
+    called = "%h, %p_l_weight, %p_l_bias"
+    graph, _ = trained_of(with_operations(file, {"h": CALLED["h"], "a": called, "y": called}))
+    assert set(graph.parameters) == {"l.weight", "l.bias"}
+    assert reads(graph, "Gemm", 2)[0] == "l.bias"
+
+
+@pytest.mark.parametrize("kept", ["a.in_proj_bias", "b.in_proj_bias"])
+def test_a_bias_that_a_node_of_the_optimizer_splits(kept: str) -> None:
+    """One attention as self-attention and as cross-attention, beside another: Split says nothing of its module."""
+    body = (
+        "s = Add(x, KEPT) t, u = Split<num_outputs = 2>(KEPT) v, w = Split<num_outputs = 2>(KEPT) "
+        "c = Concat<axis = 0>(t, u) d = Concat<axis = 0>(v, w) e = Add(s, c) f = Add(e, d) y = MatMul(f, m)"
+    )
+    file = exported(
+        body.replace("KEPT", kept),
+        {kept: np.zeros(4, np.float32), "m": W.T},
+        "a.in_proj_bias b.in_proj_bias m",
+        modules={"s": "a", "c": "a", "d": "b"},
+        x="float[N,4] x",
+    )
+    graph, _ = trained_of(with_operations(file, {"s": "%linear, %p_a_in_proj_bias", "c": "%t, %u", "d": "%v, %w"}))
+    assert set(graph.parameters) == {"a.in_proj_bias", "b.in_proj_bias", "m"}
+    assert reads(graph, "Split", 0)[:2] == ["a.in_proj_bias", "b.in_proj_bias"]
+    assert graph.left_out == {}
+
+
+def test_a_further_call_of_a_module_of_torchscript() -> None:
+    """Attention reads the bias of a part of it; a_1 is a further call, and b_1 a module."""
+    bias = "a.out_proj.bias"
+    w = "a.out_proj.weight"
+    body = f"h = Gemm(x, {w}, {bias}) i = Gemm(h, {w}, {bias}) j = Gemm(i, b.v, {bias}) y = Gemm(j, b_1.v, {bias})"
+    tensors = {w: SQUARE, "b.v": SQUARE + 1, "b_1.v": SQUARE + 2, bias: ZEROS}
+    names = {"h": "/a/Gemm", "i": "/a_1/Gemm", "j": "/b/Gemm", "y": "/b_1/Gemm"}
+    graph, said = trained_of(scripted(body, tensors, names))
+    assert set(graph.parameters) == {*tensors, "b.bias", "b_1.bias"}
+    assert reads(graph, "Gemm", 2) == [bias, bias, "b.bias", "b_1.bias"]
+    assert "a_1.bias" not in said
+
+
+def test_a_bias_of_a_module_and_one_of_its_part_are_two() -> None:
+    body = "h = Gemm(x, a.v, a.p.bias) y = Gemm(h, a.p.v, a.p.bias)"
+    tensors = {"a.v": SQUARE, "a.p.v": SQUARE + 1, "a.p.bias": ZEROS}
+    graph, _ = trained_of(scripted(body, tensors, {"h": "/a/Gemm", "y": "/a/p/Gemm"}))
+    assert set(graph.parameters) == {*tensors, "a.bias"}
+
+
+def test_readers_of_a_tensor_are_nodes_that_a_user_can_find() -> None:
+    """The old spectral_norm: TorchScript reads the weight itself and what is reshaped of it, which are equal."""
+    body = "i = Identity(l.weight) s = MatMul(x, i) t = Div(l.weight, k) y = MatMul(s, t)"
+    tensors = {"l.weight": SQUARE, "k": np.float32(2)}
+    file = scripted(body, tensors, {"i": "Identity_0", "s": "/MatMul", "t": "/Div", "y": "/l/MatMul"})
+    file.graph.node[0].output[0] = file.graph.node[1].input[1] = "onnx::MatMul_9"
+    assert "Identity_0" not in trained_of(file)[1]
