@@ -19,6 +19,9 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     PLACES,
     Origin,
     is_computed,
+    is_filled,
+    is_operation,
+    is_rearranged,
     is_uniform,
     leaf_of,
     module_of,
@@ -30,6 +33,9 @@ from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import producers, uses
 from onnx_backprop.opset.graphs.walk import is_standard
 
+_REMOVED = "onnxsim.removed_"  # a model's metadata: values and nodes, 20 of each, as "Mul (/l/Mul), ... (+6 more)"
+_MORE, _NODE = re.compile(r"\.\.\. \(\+(\d+) more\)"), re.compile(r"\w+ \(node_(.+)\)")
+_NO_PARAMETER = re.compile(r".*/.*|_v_\d+|(.*\.)?(running_mean|running_var|num_batches_tracked)")
 _INDEX, _CALL = re.compile(r"\d+"), re.compile(r"_\d+$")
 _STEPS = 4  # nodes behind one without a name that are asked for its module
 Pairs = list[tuple[str, str]]
@@ -168,3 +174,23 @@ def _of_module(name: str, module: str, node: NodeProto, index: int) -> str:
         return ""
     place = PLACES.get(node.op_type, {}).get(index, "bias" if index == 2 and is_standard(node, *BIASED) else "")
     return f"{module}.{place}" if place and not place.startswith("running_") else ""
+
+
+def removed(proto: ModelProto, origins_by_name: Mapping[str, Origin]) -> list[str | int]:
+    """The names of the module that onnxsim has removed, by what it says, and the number of values it does not name."""
+    said = {entry.key: entry.value.split(", ") for entry in proto.metadata_props if entry.key.startswith(_REMOVED)}
+    values, nodes = said.get(f"{_REMOVED}values", []), said.get(f"{_REMOVED}nodes", [])
+    if not origins_by_name or not any(values):
+        return []
+    present = set(origins_by_name) | {origin.name for origin in origins_by_name.values()}
+    exported = not any(name.startswith("/") for node in proto.graph.node for name in (node.name, *node.output))
+    known = present | {match[1] for match in map(_NODE.fullmatch, nodes) if match}
+    names: list[str | int] = [
+        name
+        for name in values
+        if name not in known
+        and not (_MORE.fullmatch(name) or _NO_PARAMETER.fullmatch(name) or is_computed(name))
+        and not (exported and (is_operation(name) or is_rearranged(name) or is_filled(name)))
+        and not (exported and "." not in name and _MORE.fullmatch(nodes[-1]))  # perhaps of a node that is not named
+    ]
+    return names + [int(match[1]) for match in map(_MORE.fullmatch, values[-1:]) if match]
