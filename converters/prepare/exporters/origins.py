@@ -168,7 +168,7 @@ def inherit(new: ir.TensorProtocol, old: ir.TensorProtocol, name: str) -> None:
 
 
 def restored(graph: ir.Graph, key: str) -> list[Any]:
-    """What a prepared graph says under MISSING, DETACHED and REMOVED, names, under SEPARATED and TIED pairs of names."""
+    """What a prepared graph says under MISSING, DETACHED and REMOVED, names, under SEPARATED and TIED pairs."""
     try:
         entries = json.loads(graph.metadata_props.get(key, "[]"))
     except ValueError:
