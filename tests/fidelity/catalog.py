@@ -12,6 +12,7 @@ from tests.fidelity.modules_layers import layers, readings
 from tests.fidelity.modules_modes import frozen, norms, stops
 from tests.fidelity.modules_people import people
 from tests.fidelity.modules_recipes import recipes
+from tests.fidelity.modules_reported import reported
 from tests.fidelity.subject import Subject
 
 PERTURBED = "_perturbed"
@@ -19,7 +20,7 @@ PERTURBED = "_perturbed"
 
 @cache
 def _modules() -> dict[str, Subject]:
-    kinds = (layers, readings, gates, tables, buffers, absent, norms, frozen, stops, people, recipes)
+    kinds = (layers, readings, gates, tables, buffers, absent, norms, frozen, stops, people, recipes, reported)
     return {subject.name: subject for kind in kinds for subject in kind()}
 
 
