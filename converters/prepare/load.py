@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, 
 from onnx_backprop.converters.prepare.accept import put_back_domains, put_in_order
 from onnx_backprop.converters.prepare.exporters.detached import restore_detached
 from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights, mark_constants
-from onnx_backprop.converters.prepare.exporters.merged import removed, separate_named
+from onnx_backprop.converters.prepare.exporters.merged import removed, separate_named, tie_reshaped
 from onnx_backprop.converters.prepare.exporters.origins import (
     DETACHED,
     MISSING,
@@ -71,7 +71,7 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     unfold(proto, origins_by_name, weights.tensors)
     transposed = tie_transposed(proto, origins_by_name, weights.tensors)
     changes[SEPARATED], tied = separate_named(proto, origins_by_name, weights.tensors)
-    changes[TIED] = [*transposed, *tied]
+    changes[TIED] = [*transposed, *tied, *tie_reshaped(proto, origins_by_name, weights.tensors)]
     changes[REMOVED] = removed(proto, origins_by_name)
     changes[DETACHED] = restore_detached(proto)
     declared = forget_declared(proto)

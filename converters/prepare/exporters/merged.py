@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import prod
 
-from onnx import ModelProto, NodeProto, TensorProto
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.exporters.origins import (
@@ -28,7 +30,8 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     owner,
     scope_of,
 )
-from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.core.mapped import to_array
+from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import producers, uses
 from onnx_backprop.opset.graphs.walk import is_standard
@@ -76,6 +79,35 @@ def separate_named(
         origins_by_name[new.name] = Origin(kind, name)
         pairs.append((tensor.name, new.name))
     return pairs + _separate_modules(proto, origins_by_name, stored), tied
+
+
+def tie_reshaped(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[str, TensorProto]) -> Pairs:
+    """Put a Reshape of a parameter in the place of its reshaped copy, in place; the names of both.
+
+    TorchScript writes down as numbers what spectral_norm makes of the kernel of a convolution, a matrix.
+    """
+    stored = {tensor.name: tensor for tensor in proto.graph.initializer} | large
+    named = [tensor for name, tensor in stored.items() if origins_by_name.get(name, Origin()).kind == NAMED]
+    read = {name for node in proto.graph.node if is_standard(node, "MatMul") for name in node.input}
+    names, pairs = used_names(proto.graph), Pairs()
+    for name in [name for name in read & stored.keys() if origins_by_name.get(name, Origin()).kind == FOLDED]:
+        copy = stored[name]
+        for tensor in named:
+            alike = tensor.data_type == copy.data_type and list(tensor.dims) != list(copy.dims)
+            if not alike or prod(tensor.dims) != prod(copy.dims) or is_uniform(copy):
+                continue
+            if np.array_equal(to_array(tensor).ravel(), to_array(copy).ravel()):
+                large.pop(name, None)
+                del origins_by_name[name]
+                assign(proto.graph.input, [value for value in proto.graph.input if value.name != name])
+                assign(proto.graph.initializer, [other for other in proto.graph.initializer if other.name != name])
+                lengths = numpy_helper.from_array(np.array(copy.dims, np.int64), unique(f"{name}/lengths", names))
+                proto.graph.initializer.append(lengths)
+                node = helper.make_node("Reshape", [tensor.name, lengths.name], [name], f"{name}/tied")
+                proto.graph.node.insert(0, node)
+                pairs.append((tensor.name, name))
+                break
+    return pairs
 
 
 def _read_as(reader: tuple[NodeProto, int] | None) -> str:

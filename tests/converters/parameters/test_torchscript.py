@@ -339,3 +339,15 @@ def test_weights_that_the_exporter_has_masked(weight: np.ndarray, masked: bool) 
     graph, said = told_of(file)
     assert set(graph.parameters) == {"onnx::MatMul_8"}
     assert ("(onnx::MatMul_8) (it has exact zeros, as a weight" in said) is masked
+
+
+def test_a_reshaped_copy_of_a_parameter_is_tied_to_it() -> None:
+    """As of a kernel under spectral_norm, which is read as a matrix too."""
+    body = "a = MatMul(x, copy) s = ReduceMean<keepdims = 0>(a) f = Flatten(kernel) h = MatMul(x, f) y = Div(h, s)"
+    kernel = W.reshape(3, 2, 2)
+    file = scripted(body, {"copy": W, "kernel": kernel})
+    file.graph.initializer[0].name = file.graph.node[0].input[1] = "onnx::MatMul_9"
+    file.graph.initializer[1].name = file.graph.node[2].input[0] = "c.weight_orig"
+    graph, said = told_of(file)
+    assert set(graph.parameters) == {"c.weight_orig"}
+    assert "'c.weight_orig' and 'onnx::MatMul_9'. It is trained as one" in said
