@@ -22,9 +22,13 @@ from onnx_backprop.opset.graphs.walk import is_standard
 BUFFERS = ("buffer of the module", "buffer, by its name")  # as what a tensor is left out
 _KINDS = {BUFFER: BUFFERS[0], CONSTANT: "constant of the module", FROZEN: "requires no gradient"}
 _CODEBOOK = "it is read as a codebook, which the module may renew without a gradient"
+_LEARNED = ("Clip", "Max", "Min", "Pow")  # whose limits and exponents modules train
 # whose scales a quantiser has added to what was exported
 _IN_BLOCKS = ("MatMulNBits", "GatherBlockQuantized", "MatMulBnb4", "QMoE")
 _COMPUTED = "the exporter has computed it"
+_MASKED = (
+    "it has exact zeros, as a weight that the exporter has multiplied by a mask, which ob.torch.export keeps apart"
+)
 _UNSAID = "the file calls it neither parameter nor buffer"
 _MERGED = "the exporter has merged a convolution with what follows it, as BatchNormalization"
 _MERGED_BY_TOOL = "by its name, a product has been merged with what follows it, as BatchNormalization"
@@ -40,6 +44,7 @@ _OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScr
 _WRITTEN = re.compile(r"val_\d+|/(.*/)?(Cast|Sqrt)(_\d+)?_output_\d+")  # single numbers that the code has, or lengths
 _PADDLE = re.compile(r".+_\d+\.[wb]_\d+")  # Paddle's parameters, and its buffers
 _PADDLE_BUFFER = re.compile(r"generated_tensor_\d+")
+_ITERATED = re.compile(r".*\.parametrizations\.\w+\.\d+\._[uv]")  # vectors of spectral_norm; the older one has others
 _GENERATED = re.compile(
     r"^\W*\d*$|(^|[/_.:])constants?[/_.:\d]|(^|[/_.:])(\w|c(on)?st\w*|val_\d+)(:\d+)?$|::|_(out(put)?|expr)_\d+|^_",
     re.IGNORECASE,
@@ -104,7 +109,12 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value], loss: ir.Value | None 
     if loss is not None and not stated:
         factors.update(value for value in floats if structure.is_factor(value, loss, floats))
     context = _Context(
-        set(structure.normalising(graph)), structure.angle_tables(floats), _frozen_norms(floats), factors, stated
+        set(structure.normalising(graph)),
+        structure.angle_tables(floats),
+        _frozen_norms(floats),
+        _iterated(floats),
+        factors,
+        stated,
     )
     verdicts = {value: _judged(value, origin_of(value), context) for value in floats}
     left_out = {value: verdict.left_out for value, verdict in verdicts.items() if verdict.left_out}
@@ -118,7 +128,8 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value], loss: ir.Value | None 
 
 @dataclass(frozen=True)
 class _Context:
-    """What an input is normalised by, sines and cosines, the modules of `_frozen_norms`, factors of the loss.
+    """What an input is normalised by, sines and cosines, the modules of `_frozen_norms`, the names of `_iterated`,
+    factors of the loss.
 
     stated: whether the file says which parameters require a gradient.
     """
@@ -126,6 +137,7 @@ class _Context:
     normalising: set[ir.Value]
     angles: set[ir.Value]
     frozen_norms: set[str]
+    iterated: set[str]
     factors: set[ir.Value]
     stated: bool
 
@@ -144,6 +156,16 @@ def _frozen_norms(floats: Collection[ir.Value]) -> set[str]:
         if (name := origin_of(value).name).endswith(".running_var")
         and all(node.op_type != "BatchNormalization" for node, _ in structure.uses_of(value))
     }
+
+
+def _iterated(floats: Collection[ir.Value]) -> set[str]:
+    """The names of the vectors by which torch.nn.utils.spectral_norm estimates the norm of a weight.
+
+    weight_norm has a parameter weight_v too, beside a weight_g.
+    """
+    names = {origin_of(value).name for value in floats}
+    originals = [name.removesuffix("_orig") for name in names if name.endswith("_orig")]
+    return {f"{name}_{vector}" for name in originals for vector in "uv"} | set(filter(_ITERATED.fullmatch, names))
 
 
 def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
@@ -174,7 +196,8 @@ def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
     if origin.kind == NAMED:
         return _judged_by_name(value, origin.name, array, uses, defined, context)
     if defined is not None:
-        return _Verdict(defined)
+        limits = origin.kind == FOLDED and structure.reader_of(defined) in _LEARNED  # plain ones are Constant nodes
+        return _Verdict(defined, _COMPUTED if limits else "")
     if _PADDLE_BUFFER.fullmatch(str(value.name)):
         return _Verdict(BUFFERS[1], "Paddle gives such names to tensors that are no parameters")
     absent = None if array is None else _absent(value, array, uses)
@@ -227,6 +250,8 @@ def _judged_by_name(
     role = None if role == SINGLE else role
     if defined is not None and defined.startswith(CLASSES):
         return _Verdict(defined)
+    if name in context.iterated:
+        return _Verdict(BUFFERS[1])
     if leaf in ({"weight"}, {"bias"}) and name.rpartition(".")[0] in context.frozen_norms:
         return _Verdict(BUFFERS[1], "its module has running statistics for itself, as FrozenBatchNorm2d")
     buffer = not leaf.isdisjoint(_BUFFER_WORDS) and not _NO_BUFFER.fullmatch(name)
@@ -294,6 +319,8 @@ def _of_exporter(value: ir.Value, array: np.ndarray | None, uses: list[Use]) -> 
     column = structure.is_vector(value) and array.ndim > 1 and array.shape[-1] == 1
     reshaped = column and structure.is_affine(node)
     moved = (transposed or reshaped) and (named is None or named[1] in _MOVING) and not is_operation(str(value.name))
+    if linear and moved and values.is_masked(array):
+        return _Verdict(doubt=_MASKED)
     return _Verdict(doubt="" if moved else _COMPUTED)
 
 

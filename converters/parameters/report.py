@@ -18,6 +18,7 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     FOLDED,
     MISSING,
     NAMED,
+    REMOVED,
     SEPARATED,
     TIED,
     called_with,
@@ -57,6 +58,7 @@ def warn_of(
     sentences = [
         doubts(choice, frozen),
         missing(graph),
+        removed(graph),
         detached(graph),
         unsmoothed(graph),
         unbiased(graph, trained, known),
@@ -102,6 +104,20 @@ def missing(graph: ir.Graph) -> str:
         f"the file has no tensor for these parameters of the module: {_listed(map(repr, names))}. The exporter has "
         "folded them into others, as BatchNormalization into a convolution, or nothing reads them. ob.torch.export "
         "keeps them, as does torch.onnx.export(…, optimize=False)"
+    )
+
+
+def removed(graph: ir.Graph) -> str:
+    """What onnxsim has taken out of the file, by its own list."""
+    entries = restored(graph, REMOVED)
+    names = [str(name) for name in entries if not isinstance(name, int)]
+    rest = f"values that it does not name ({entries[-1]})" if entries and isinstance(entries[-1], int) else ""
+    if not entries:
+        return ""
+    return (
+        f"onnxsim has removed {' and '.join(filter(None, (_listed(map(repr, names)), rest)))}. It takes away "
+        "scales that begin as ones and shifts as zeros, which the module trains and this training does not. Simplify "
+        "the file after its training"
     )
 
 

@@ -13,6 +13,8 @@ _HEAD, _ROWS = 256, 64  # numbers of a tensor, rows of a table, that are looked 
 _LARGE = 2**20  # numbers of a matrix of which some rows are looked at first
 _RAMP = 4  # numbers in a row that are no chance any more
 _VARIED = 0.5  # how far apart the numbers of a table of angles are
+_LEAST_MASKED = 0.01  # the share of exact zeros that numbers drawn at random, or rounded to float16, do not have
+_DISTINCT = 0.9  # the share of different numbers among floats, and not among 8-bit integers
 _SHARP, _NEIGHBOURS = 0.98, 5  # the share of a wave's energy that lies in so many frequencies side by side
 
 
@@ -199,3 +201,16 @@ def _are_slopes(values: np.ndarray) -> bool:
     exponents = np.log2(values) * 16
     whole = np.rint(exponents)
     return bool(np.abs(exponents - whole).max() <= 1e-4 and len(np.unique(whole)) == len(whole) and whole.max() <= 0)
+
+
+def is_masked(matrix: np.ndarray) -> bool:
+    """Whether a mask has multiplied a matrix: some numbers are exact zeros, and hardly any others are equal.
+
+    Rounded to integers, as by a quantiser, many are equal.
+    """
+    matrix = matrix[:_ROWS] if matrix.size > _LARGE else matrix
+    kept = matrix != 0
+    if not 0 < np.count_nonzero(kept) <= (1 - _LEAST_MASKED) * matrix.size:
+        return False
+    parts = (matrix[kept][:_HEAD], matrix.T[kept.T][:_HEAD])
+    return all(len(np.unique(part)) > _DISTINCT * len(part) for part in parts)

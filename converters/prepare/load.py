@@ -12,8 +12,16 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, 
 from onnx_backprop.converters.prepare.accept import put_back_domains, put_in_order
 from onnx_backprop.converters.prepare.exporters.detached import restore_detached
 from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights, mark_constants
-from onnx_backprop.converters.prepare.exporters.merged import separate_named
-from onnx_backprop.converters.prepare.exporters.origins import DETACHED, MISSING, SEPARATED, TIED, attach, origins
+from onnx_backprop.converters.prepare.exporters.merged import removed, separate_named, tie_reshaped
+from onnx_backprop.converters.prepare.exporters.origins import (
+    DETACHED,
+    MISSING,
+    REMOVED,
+    SEPARATED,
+    TIED,
+    attach,
+    origins,
+)
 from onnx_backprop.converters.prepare.exporters.restore import restore, tie_transposed, unfold
 from onnx_backprop.converters.prepare.exporters.statistics import split_statistics
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
@@ -63,7 +71,8 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     unfold(proto, origins_by_name, weights.tensors)
     transposed = tie_transposed(proto, origins_by_name, weights.tensors)
     changes[SEPARATED], tied = separate_named(proto, origins_by_name, weights.tensors)
-    changes[TIED] = [*transposed, *tied]
+    changes[TIED] = [*transposed, *tied, *tie_reshaped(proto, origins_by_name, weights.tensors)]
+    changes[REMOVED] = removed(proto, origins_by_name)
     changes[DETACHED] = restore_detached(proto)
     declared = forget_declared(proto)
     proto = _inline(proto)

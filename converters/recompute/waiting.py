@@ -108,16 +108,16 @@ def shapes_first(graph: ir.Graph, op: Builder, forward: Sequence[ir.Node]) -> No
                 reader.replace_input_with(n, y)
             for reader, _ in late:
                 start, end = (reader.attributes.get_int(name, None) for name in ("start", "end"))
+                here = op.inside()  # whose constants no node outside of the reader's body, or before it, can read
                 part = (
                     shape
                     if start is None and end is None
-                    else op.Slice(shape, [start or 0], [_END if end is None else end])
+                    else here.Slice(shape, [start or 0], [_END if end is None else end])
                 )
                 if reader.outputs[0].is_graph_output():  # of a body, which hands on nothing from outside
-                    part = op.Identity(part)
+                    part = here.Identity(part)
                 place = reader.graph or graph
-                place.insert_before(reader, op.nodes)
-                op.nodes.clear()
+                place.insert_before(reader, here.nodes)
                 reader.outputs[0].replace_all_uses_with(part, replace_graph_outputs=True)
                 place.remove(reader, safe=True)
 

@@ -24,7 +24,7 @@ from onnx_backprop.opset.graphs.facts import DRAWS
 from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.opset.graphs.walk import is_standard
 from onnx_backprop.ort_ops import session
-from onnx_backprop.torch.lowering import Recorder, lower, translations
+from onnx_backprop.torch.lowering import Recorder, lower
 from onnx_backprop.torch.modules import COUNT, torch
 from onnx_backprop.torch.rewriting import (
     array,
@@ -37,6 +37,7 @@ from onnx_backprop.torch.rewriting import (
     name_loss,
     tie,
 )
+from onnx_backprop.torch.translations import translations
 
 # largest difference of an output, relative to its largest number, for each type
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
@@ -112,6 +113,7 @@ def export(
         )
         raise InvalidArgumentError(f"kwargs: expected a mapping of arguments by name, got {kwargs!r}. {advice}")
     named = dict(kwargs or {})
+    _require_momentum(module)
     with _kept(module), _with_loss(module, loss, len(targets)) as names:
         feeds = named | dict(zip(names, targets, strict=True))
         shapes = _shapes(module, dynamic_shapes, args, named, names, targets)
@@ -122,7 +124,7 @@ def export(
     _warn_of_functions(functions)
     _warn_of_hooks(module, of_values=hooks)
     converted = _converted(program, input_names, output_names, opset_version)
-    _warn_of_state(converted.exported_program, buffers)
+    _warn_of_state(program, converted.exported_program, buffers)
     model = converted.model
     tie(model.graph, [*parameters, *buffers])
     mark(model.graph, parameters)
@@ -136,6 +138,18 @@ def export(
     if expected is not None:
         _compare(model, proto, program, expected)
     return proto
+
+
+def _require_momentum(module: Any) -> None:
+    """Errors: UnsupportedError for a BatchNorm whose statistics are those of all batches so far, equally weighted."""
+    for name, part in module.named_modules():
+        cumulative = isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.momentum is None
+        if cumulative and part.training and part.track_running_stats:
+            raise UnsupportedError(
+                f"export: {name or 'the module'!r}, a {type(part).__name__} in training mode, has momentum=None, "
+                "statistics over all batches so far: expected a number, by which ONNX renews them. Set momentum=0.1, "
+                "or put that module into eval()"
+            )
 
 
 @contextmanager
@@ -363,14 +377,22 @@ def _hooked(part: Any) -> bool:
     return bool(part._backward_hooks or part._backward_pre_hooks)
 
 
-def _warn_of_state(program: Any, buffers: Sequence[tuple[str, Any]]) -> None:
-    """Say which buffers the module changes in a call, running statistics of BatchNorm aside."""
+def _warn_of_state(program: Any, converted: Any, buffers: Sequence[tuple[str, Any]]) -> None:
+    """Say which buffers the module changes in a call, running statistics of BatchNorm aside.
+
+    converted: the program as the exporter has decomposed it, which forgets those of InstanceNorm.
+    """
     named = {name for name, _ in buffers if name.rpartition(".")[2] != COUNT}
-    changed = [name for name in program.graph_signature.buffers_to_mutate.values() if name in named]
+    changed = [name for name in converted.graph_signature.buffers_to_mutate.values() if name in named]
+    stored = program.graph_signature.inputs_to_buffers
+    for call in program.graph.nodes:
+        if call.op == "call_function" and call.target is torch.ops.aten.instance_norm.default and call.args[5]:
+            changed += [stored[x.name] for x in call.args[3:5] if getattr(x, "name", "") in stored]
     if changed:
         warnings.warn(
             f"export: the module changes its buffers {', '.join(map(repr, changed))} in each call. In the file they "
-            "keep their values, so that a training goes another way than the module's. Use eval(), if that leaves them",
+            "keep their values, or are left out if no result depends on them, so that a training goes another way than "
+            "the module's, or gives another module in eval(). Export in eval(), if that leaves them",
             OnnxBackpropWarning,
             stacklevel=3,
         )

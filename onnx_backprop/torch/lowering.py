@@ -1,92 +1,25 @@
 """An ExportedProgram rewritten so that torch's exporter keeps what a training needs.
 
 Left alone, the exporter drops Dropout in inference mode and `detach` in any, and forgets which values were computed
-under `torch.no_grad()`. Here they become operators of a library of their own, which have translations to ONNX.
+under `torch.no_grad()`. Here they become operators of a library of their own, which `translations` writes in ONNX.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache, partial
-from importlib import import_module
+from functools import partial
 from operator import getitem
 from typing import Any
 
-from onnx_backprop.converters.prepare.exporters.torch_metadata import STOP
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.torch.modules import torch
+from onnx_backprop.torch.translations import translations
 
-_OPERATORS = (
-    "dropout(Tensor x, float p, bool train) -> Tensor",
-    "feature_dropout(Tensor x, float p, bool train) -> Tensor",
-    "batch_norm(Tensor x, Tensor? scale, Tensor? bias, Tensor? mean, Tensor? var, bool train, float momentum, "
-    "float eps) -> Tensor",
-    "stop(Tensor x) -> Tensor",
-)
 _RANDOM = ("alpha_dropout", "feature_alpha_dropout", "rrelu", "rrelu_with_noise")  # switched by a mode, unlike in ONNX
 _RECURRENT = ("lstm", "gru", "rnn_relu", "rnn_tanh")
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout")
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
-
-
-@cache
-def translations() -> dict[Any, Callable[..., Any]]:
-    """The operators of the library, each with its translation to ONNX for `torch.onnx.export`."""
-    import numpy as np
-    import onnx_ir as ir
-
-    op: Any = import_module("onnxscript").opset18
-
-    library = torch.library.Library("onnx_backprop", "DEF")
-    for schema in _OPERATORS:
-        library.define(schema)
-        library.impl(schema.partition("(")[0], lambda x, *_: x.clone(), "CompositeExplicitAutograd")
-    torch._onnx_backprop_library = library  # it lives as long as its operators are called
-
-    def dropout(x: Any, p: float, train: bool) -> Any:
-        ratio = op.Constant(value_float=p)
-        mode = (op.Constant(value=ir.tensor(np.array(True))),) if train else ()
-        return op.Dropout(x, ratio, *mode)[0]
-
-    def feature_dropout(x: Any, p: float, train: bool) -> Any:
-        ones = [1] * (len(x.shape) - 2)
-        lengths = op.Concat(op.Shape(x, start=0, end=2), op.Constant(value_ints=ones), axis=0)
-        return op.Mul(x, dropout(op.Expand(op.CastLike(op.Constant(value_floats=[1.0]), x), lengths), p, train))
-
-    def batch_norm(x: Any, scale: Any, bias: Any, mean: Any, var: Any, train: bool, momentum: float, eps: float) -> Any:
-        def filled(number: float) -> Any:
-            if isinstance(x.shape[1], int):
-                return op.Constant(value=ir.tensor(np.full(x.shape[1], number, x.dtype.numpy())))
-            return op.Expand(op.CastLike(op.Constant(value_floats=[number]), x), op.Shape(x, start=1, end=2))
-
-        scale, bias = filled(1.0) if scale is None else scale, filled(0.0) if bias is None else bias
-        if mean is None or var is None:  # statistics of the batch in both modes, and none to renew
-            axes = op.Constant(value_ints=[0, *range(2, len(x.shape))])
-            places = op.Constant(value_ints=list(range(1, len(x.shape) - 1))) if len(x.shape) > 2 else None
-            centred = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
-            variance = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1)
-            normal = op.Div(centred, op.Sqrt(op.Add(variance, op.CastLike(op.Constant(value_float=eps), x))))
-            if places is not None:
-                scale, bias = op.Unsqueeze(scale, places), op.Unsqueeze(bias, places)
-            return op.Add(op.Mul(normal, scale), bias)
-        more = {"epsilon": eps, "momentum": 1 - momentum}
-        if train:
-            return op.BatchNormalization(x, scale, bias, mean, var, training_mode=1, **more)[0]
-        return op.BatchNormalization(x, scale, bias, mean, var, **more)
-
-    def stop(x: Any) -> Any:
-        y = op.Identity(x)
-        y.producer().metadata_props[STOP] = "detach"
-        return y
-
-    ops = torch.ops.onnx_backprop
-    return {
-        ops.dropout.default: dropout,
-        ops.feature_dropout.default: feature_dropout,
-        ops.batch_norm.default: batch_norm,
-        ops.stop.default: stop,
-    }
 
 
 def lower(program: Any) -> None:
@@ -148,6 +81,8 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
         )
     elif name == "cross_entropy_loss" and arguments["label_smoothing"]:
         _smooth(node, graph, arguments)
+    elif name == "std":
+        _root_of_variance(node, graph)
     elif name in _RANDOM and arguments.get("train", arguments.get("training")):
         raise UnsupportedError(
             f"export: {name} in training mode, in {where or 'the module'}: expected a random operator that ONNX can "
@@ -235,6 +170,30 @@ def _stop_padding_rows(node: Any, graph: Any, arguments: dict[str, Any]) -> None
     node.replace_all_uses_with(trained, delete_user_cb=lambda user: user not in (stopped, trained))
 
 
+def _caller(node: Any, graph: Any) -> Callable[..., Any]:
+    """What puts a call beside a node, for its module, with the value that the call has."""
+
+    def call(target: Any, *args: Any, **kwargs: Any) -> Any:
+        new = graph.call_function(target, args, kwargs)
+        value = target(*(arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args), **kwargs)
+        new.meta = {**node.meta, "val": value}
+        return new
+
+    return call
+
+
+def _root_of_variance(node: Any, graph: Any) -> None:
+    """A standard deviation whose gradient is 0 where it is 0, as torch's, and not that of a root, NaN."""
+    aten, call = torch.ops.aten, _caller(node, graph)
+    with graph.inserting_before(node):
+        variance = call(getattr(aten.var, node.target._overloadname), *node.args, **node.kwargs)
+        positive = call(aten.gt.Scalar, variance, 0)
+        root = call(aten.sqrt.default, call(aten.where.ScalarOther, positive, variance, 1.0))
+        result = call(aten.where.self, positive, root, variance)
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+
+
 def _smooth(node: Any, graph: Any, arguments: dict[str, Any]) -> None:
     """(1 - ε) · CE - ε · mean of log p over the classes, of the labels that count: torch's exporter leaves ε out."""
     aten, share, reduction = torch.ops.aten, arguments["label_smoothing"], arguments["reduction"]
@@ -245,12 +204,7 @@ def _smooth(node: Any, graph: Any, arguments: dict[str, Any]) -> None:
             "logits and give loss=ob.losses.SoftmaxCrossEntropy(weights=…, label_smoothing=…)"
         )
 
-    def call(target: Any, *args: Any) -> Any:
-        new = graph.call_function(target, args)
-        value = target(*(arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args))
-        new.meta = {**node.meta, "val": value}
-        return new
-
+    call = _caller(node, graph)
     axis = 1 if x.meta["val"].dim() > 1 else 0
     with graph.inserting_before(node):
         plain = call(aten.cross_entropy_loss.default, x, labels, None, reduction, ignored)

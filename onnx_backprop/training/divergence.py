@@ -12,6 +12,10 @@ import numpy as np
 from onnx_backprop.opset.core.mapped import look_at
 
 _LOWER = "ower the learning rate, or clip the gradients: clip_norm=1.0"
+AT_ONCE = (  # before any update, which no learning rate changes
+    "No step has changed a weight yet: the model itself gives that for this batch. Look for a division by 0, a "
+    "logarithm of 0 or an overflow in it"
+)
 
 
 class BadBatchError(FloatingPointError):
@@ -99,10 +103,12 @@ def check_finite(
             raise diverged(f"{name!r} holds {arrays[name][at]} at {at}{when}{instead}", kept)
 
 
-def diverged(what: str, kept: tuple[str | PathLike[str], int | None] | None) -> FloatingPointError:
+def diverged(
+    what: str, kept: tuple[str | PathLike[str], int | None] | None, advice: str = f"L{_LOWER}"
+) -> FloatingPointError:
     """The error of a training that has diverged. kept: a checkpoint of finite numbers, and its step."""
     good = ""
     if kept:
         path, step = kept
         good = f". The checkpoint {path}{'' if step is None else f' of step {step}'} is still good"
-    return FloatingPointError(f"{what}{good}. L{_LOWER}")
+    return FloatingPointError(f"{what}{good}. {advice}")

@@ -52,7 +52,7 @@ from onnx_backprop.training.checkpoint import (
     write_checkpoint,
 )
 from onnx_backprop.training.copying import reduced
-from onnx_backprop.training.divergence import accept, check_finite, diverged, not_finite
+from onnx_backprop.training.divergence import AT_ONCE, accept, check_finite, diverged, not_finite
 from onnx_backprop.training.evaluation import Evaluator, lengths_of
 from onnx_backprop.training.fitting import fit
 from onnx_backprop.training.inputs import Inputs, refusals
@@ -343,6 +343,8 @@ class Trainer:
             if not math.isfinite(loss):
                 what = f"the loss is {loss} in step {step}"
                 fault = self.inputs.fault(what, feeds) if feeds is not None and step == last else None
+                if fault is None and step <= self.graph.options.accumulate:
+                    fault = diverged(what, self.kept, AT_ONCE)
                 raise fault or diverged(f"{what} (learning rate {self.learning_rate:g})", self.kept)
         return result
 

@@ -12,6 +12,7 @@ from tests.fidelity.modules_layers import layers, readings
 from tests.fidelity.modules_modes import frozen, norms, stops
 from tests.fidelity.modules_people import people
 from tests.fidelity.modules_recipes import recipes
+from tests.fidelity.modules_reported import reported
 from tests.fidelity.modules_shared import shared
 from tests.fidelity.subject import Subject
 
@@ -20,7 +21,7 @@ PERTURBED = "_perturbed"
 
 @cache
 def _modules() -> dict[str, Subject]:
-    kinds = (layers, readings, gates, tables, buffers, absent, norms, frozen, stops, people, recipes, shared)
+    kinds = (layers, readings, gates, tables, buffers, absent, norms, frozen, stops, people, recipes, reported, shared)
     return {subject.name: subject for kind in kinds for subject in kind()}
 
 

@@ -166,3 +166,50 @@ def test_no_warning_about_parameters_that_the_file_marks() -> None:
     assert set(ob.training_graph(file, loss="mse", untie=True).parameters) == {
         "frequencies", "g", "o.bias", "o.weight"
     }  # fmt: skip
+
+
+RANGE: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
+    "logsigmoid": (functional.logsigmoid, [-200.0, -5.0, 0.0, 200.0]),
+    "bce_with_logits": (
+        lambda y: functional.binary_cross_entropy_with_logits(y, torch.full((1, 4), 0.3), reduction="none"),
+        [-200.0, -5.0, 0.0, 200.0],
+    ),
+    "logaddexp": (lambda y: torch.logaddexp(y, y.flip(1)), [-200.0, 3.0, 3.0, 100.0]),
+    "logaddexp of two shapes": (lambda y: torch.logaddexp(y, y[:, :1].detach()), [-200.0, 3.0, 0.0, 100.0]),
+    "logaddexp2": (lambda y: torch.logaddexp2(y, y.flip(1)), [-300.0, 3.0, 3.0, 200.0]),
+    "xlogy": (lambda y: torch.xlogy(y, y.abs().detach() + 3), [0.0, -2.0, 0.0, 1.0]),
+    "xlogy of a number": (lambda y: torch.xlogy(y, 3.0), [0.0, -2.0, 0.0, 1.0]),
+    "xlogy of what has no logarithm": (lambda y: torch.xlogy(y, y.detach()), [0.0, 2.0, 0.0, 1.0]),
+    "sinc": (torch.sinc, [0.0, 0.1, -0.4, 2.0]),
+    "atan2": (lambda y: torch.atan2(y, y.flip(1) * 2), [0.0, -3.0, 0.5, 2.0]),
+    "atan2 of what is left of 0": (lambda y: torch.atan2(y, -y.detach().abs()), [-1.0, 3.0, 1e-3, 1e3]),
+    "std": (lambda y: y.repeat(2, 1).std(0, keepdim=True) + y, [0.0, -3.0, 0.5, 2.0]),
+}
+
+
+@pytest.mark.parametrize("name", RANGE)
+def test_values_and_gradients_where_functions_overflow_or_end(name: str) -> None:
+    function, numbers = RANGE[name]
+    module, x = Shifted(function), torch.tensor([numbers])
+    want = module(x)
+    target = torch.full_like(want, 0.7)
+    functional.mse_loss(want, target).backward()
+    file, _ = exported(module, x)
+    (got,) = ob.session(file).run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(np.asarray(got), want.detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradients(file, x, target)["b"], module.b.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_of_an_instance_norm_are_warned_of() -> None:
+    """Its batches do without them, so that the file has none; eval() reads them."""
+    norm = torch.nn.InstanceNorm1d(3, affine=True, track_running_stats=True)
+    x = torch.randn(2, 3, 5)
+    assert "changes its buffers 'running_mean', 'running_var' in each call" in exported(norm, x)[1]
+    assert "changes its buffers" not in exported(norm.eval(), x)[1]
+
+
+def test_cumulative_statistics_are_refused_by_name() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3, momentum=None))
+    with pytest.raises(ob.UnsupportedError, match="'1', a BatchNorm1d in training mode, has momentum=None"):
+        ob.torch.export(module, (torch.randn(6, 4),))
+    ob.torch.export(module.eval(), (torch.randn(6, 4),))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from math import prod
 
-from onnx import ModelProto, NodeProto, TensorProto
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.exporters.origins import (
@@ -19,17 +21,24 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     PLACES,
     Origin,
     is_computed,
+    is_filled,
+    is_operation,
+    is_rearranged,
     is_uniform,
     leaf_of,
     module_of,
     owner,
     scope_of,
 )
-from onnx_backprop.opset.graphs.edit import copied
+from onnx_backprop.opset.core.mapped import to_array
+from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import producers, uses
 from onnx_backprop.opset.graphs.walk import is_standard
 
+_REMOVED = "onnxsim.removed_"  # a model's metadata: values and nodes, 20 of each, as "Mul (/l/Mul), ... (+6 more)"
+_MORE, _NODE = re.compile(r"\.\.\. \(\+(\d+) more\)"), re.compile(r"\w+ \(node_(.+)\)")
+_NO_PARAMETER = re.compile(r".*/.*|_v_\d+|(.*\.)?(running_mean|running_var|num_batches_tracked)")
 _INDEX, _CALL = re.compile(r"\d+"), re.compile(r"_\d+$")
 _STEPS = 4  # nodes behind one without a name that are asked for its module
 Pairs = list[tuple[str, str]]
@@ -70,6 +79,35 @@ def separate_named(
         origins_by_name[new.name] = Origin(kind, name)
         pairs.append((tensor.name, new.name))
     return pairs + _separate_modules(proto, origins_by_name, stored), tied
+
+
+def tie_reshaped(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[str, TensorProto]) -> Pairs:
+    """Put a Reshape of a parameter in the place of its reshaped copy, in place; the names of both.
+
+    TorchScript writes down as numbers what spectral_norm makes of the kernel of a convolution, a matrix.
+    """
+    stored = {tensor.name: tensor for tensor in proto.graph.initializer} | large
+    named = [tensor for name, tensor in stored.items() if origins_by_name.get(name, Origin()).kind == NAMED]
+    read = {name for node in proto.graph.node if is_standard(node, "MatMul") for name in node.input}
+    names, pairs = used_names(proto.graph), Pairs()
+    for name in [name for name in read & stored.keys() if origins_by_name.get(name, Origin()).kind == FOLDED]:
+        copy = stored[name]
+        for tensor in named:
+            alike = tensor.data_type == copy.data_type and list(tensor.dims) != list(copy.dims)
+            if not alike or prod(tensor.dims) != prod(copy.dims) or is_uniform(copy):
+                continue
+            if np.array_equal(to_array(tensor).ravel(), to_array(copy).ravel()):
+                large.pop(name, None)
+                del origins_by_name[name]
+                assign(proto.graph.input, [value for value in proto.graph.input if value.name != name])
+                assign(proto.graph.initializer, [other for other in proto.graph.initializer if other.name != name])
+                lengths = numpy_helper.from_array(np.array(copy.dims, np.int64), unique(f"{name}/lengths", names))
+                proto.graph.initializer.append(lengths)
+                node = helper.make_node("Reshape", [tensor.name, lengths.name], [name], f"{name}/tied")
+                proto.graph.node.insert(0, node)
+                pairs.append((tensor.name, name))
+                break
+    return pairs
 
 
 def _read_as(reader: tuple[NodeProto, int] | None) -> str:
@@ -177,3 +215,23 @@ def _of_module(module: str, node: NodeProto, index: int) -> str:
     """The name of the parameter that a node of another module reads; "" if it is unknown."""
     place = PLACES.get(node.op_type, {}).get(index, "bias" if index == 2 and is_standard(node, *BIASED) else "")
     return f"{module}.{place}" if module and place and not place.startswith("running_") else ""
+
+
+def removed(proto: ModelProto, origins_by_name: Mapping[str, Origin]) -> list[str | int]:
+    """The names of the module that onnxsim has removed, by what it says, and the number of values it does not name."""
+    stated = {entry.key: entry.value.split(", ") for entry in proto.metadata_props if entry.key.startswith(_REMOVED)}
+    values, nodes = stated.get(f"{_REMOVED}values", []), stated.get(f"{_REMOVED}nodes", [])
+    if not origins_by_name or not any(values):
+        return []
+    present = set(origins_by_name) | {origin.name for origin in origins_by_name.values()}
+    exported = not any(name.startswith("/") for node in proto.graph.node for name in (node.name, *node.output))
+    known = present | {match[1] for match in map(_NODE.fullmatch, nodes) if match}
+    names: list[str | int] = [
+        name
+        for name in values
+        if name not in known
+        and not (_MORE.fullmatch(name) or _NO_PARAMETER.fullmatch(name) or is_computed(name))
+        and not (exported and (is_operation(name) or is_rearranged(name) or is_filled(name)))
+        and not (exported and "." not in name and _MORE.fullmatch(nodes[-1]))  # perhaps of a node that is not named
+    ]
+    return names + [int(match[1]) for match in map(_MORE.fullmatch, values[-1:]) if match]

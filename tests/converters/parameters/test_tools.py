@@ -275,3 +275,33 @@ def test_operations_that_a_tool_has_taken_out(names: tuple[str, str]) -> None:
     )
     said = told_of(renamed(file, {"l.weight": "mul", "l.bias": "mul_2"}))[1]
     assert "lacks operations" not in said
+
+
+@pytest.mark.parametrize(
+    ("values", "nodes", "names", "rest"),
+    [
+        (
+            "/Add_output_0, gamma, l.running_var, onnx::Mul_3, scale, w",
+            "Add (/Add)",
+            ["'gamma'", "'scale'"],
+            "",
+        ),  # TorchScript
+        ("gamma, group_norm, l.scale, mul", "Add (node_group_norm)", ["'gamma'", "'l.scale'"], ""),  # torch.export
+        (
+            "gelu, l.scale, ... (+3 more)",
+            "Add (node_add), ... (+2 more)",
+            ["'l.scale'"],
+            "values that it does not name (3)",
+        ),
+        ("val_1", "Add (node_add)", [], ""),
+    ],
+)
+def test_what_onnxsim_has_removed(values: str, nodes: str, names: list[str], rest: str) -> None:
+    """It writes the names into the file, 20 at most."""
+    scripts = values.startswith("/")
+    file = scripted("h = MatMul(x, w) y = Relu(h)", {"w": W}, {"h": "/l/MatMul" if scripts else "node_linear"})
+    for key, text in (("onnxsim.removed_values", values), ("onnxsim.removed_nodes", nodes)):
+        file.metadata_props.add(key=key, value=text)
+    said = told_of(file)[1]
+    listed = " and ".join(filter(None, (", ".join(names), rest)))
+    assert f"onnxsim has removed {listed}. " in said if listed else "onnxsim" not in said

@@ -304,3 +304,66 @@ def test_a_slice_of_a_weight_that_another_call_reads_whole_is_named(part: slice)
         tensor.name = name
     said = told_of(file)[1]
     assert "onnx::MatMul_29) holds a part of the numbers of 'a.weight' (onnx::MatMul_19)" in said
+
+
+def test_buffers_of_spectral_norm() -> None:
+    """Vectors that the module iterates; weight_v of weight_norm is a parameter."""
+    body = "h = MatMul(x, n.weight_orig) a = Mul(h, n.weight_v) b = Mul(a, p.weight_v) y = Mul(b, vector)"
+    vector = "p.parametrizations.weight.0._v"
+    tensors = {"n.weight_orig": W, "n.weight_v": W[0], "p.weight_v": W[1], "vector": W[2]}
+    file = scripted(body, tensors)
+    file.graph.initializer[3].name = file.graph.node[3].input[1] = vector
+    graph, _ = told_of(file)
+    assert set(graph.parameters) == {"n.weight_orig", "p.weight_v"}
+    assert graph.left_out == dict.fromkeys(("n.weight_v", vector), "buffer, by its name")
+
+
+@pytest.mark.parametrize(
+    ("node", "computed"), [("Clip(h, limit)", True), ("Pow(h, limit)", True), ("Where(c, h, limit)", False)]
+)
+def test_limits_that_the_exporter_has_computed(node: str, computed: bool) -> None:
+    """Plain limits are Constant nodes; a Cast of a parameter or a buffer is folded."""
+    file = scripted(f"h = MatMul(x, w) c = Less(h, w) y = {node}", {"w": W[:, :1], "limit": np.float32(2.5)})
+    name = "onnx::Clip_12"
+    file.graph.initializer[1].name = name
+    assign(file.graph.node[2].input, [name if old == "limit" else old for old in file.graph.node[2].input])
+    if not computed:
+        file.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
+    graph, said = told_of(file)
+    assert set(graph.parameters) == {"w"}
+    assert (f"left out are '{name}' (the exporter has computed it)" in said) is computed
+
+
+RANDOM = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("weight", "masked"),
+    [
+        (np.tril(RANDOM), True),
+        (RANDOM * (np.arange(16) > 0), True),  # a column
+        (RANDOM, False),
+        (np.zeros((16, 16), np.float32), False),
+        (np.eye(16, dtype=np.float32), False),  # as some modules begin
+        ((RANDOM * 20).round() / 20, False),  # of a quantised file
+    ],
+)
+def test_weights_that_the_exporter_has_masked(weight: np.ndarray, masked: bool) -> None:
+    file = scripted("y = MatMul(x, w)", {"w": weight}, {"y": "/made/0/MatMul"})
+    file.graph.initializer[0].name = file.graph.node[0].input[1] = "onnx::MatMul_8"
+    file.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 16
+    graph, said = told_of(file)
+    assert set(graph.parameters) == {"onnx::MatMul_8"}
+    assert ("(onnx::MatMul_8) (it has exact zeros, as a weight" in said) is masked
+
+
+def test_a_reshaped_copy_of_a_parameter_is_tied_to_it() -> None:
+    """As of a kernel under spectral_norm, which is read as a matrix too."""
+    body = "a = MatMul(x, copy) s = ReduceMean<keepdims = 0>(a) f = Flatten(kernel) h = MatMul(x, f) y = Div(h, s)"
+    kernel = W.reshape(3, 2, 2)
+    file = scripted(body, {"copy": W, "kernel": kernel})
+    file.graph.initializer[0].name = file.graph.node[0].input[1] = "onnx::MatMul_9"
+    file.graph.initializer[1].name = file.graph.node[2].input[0] = "c.weight_orig"
+    graph, said = told_of(file)
+    assert set(graph.parameters) == {"c.weight_orig"}
+    assert "'c.weight_orig' and 'onnx::MatMul_9'. It is trained as one" in said

@@ -89,6 +89,13 @@ def test_gradients_of_weights_come_first_but_large_ones_last(precision: str | No
     [
         ("float[N,3] p", "n = Shape(a) p = Expand(v, n)", "float[N,3] q", "q = Identity(b)", "k = Identity(d)"),
         ("int64[2] n", "n = Shape(a)", "int64[2] q", "q = Shape(x)", "k = Expand(v, d)"),
+        (  # both ask for the same part
+            "float[3] p",
+            "n = Shape<start = 1>(a) p = Expand(v, n)",
+            "float[3] q",
+            "m = Shape<start = 1>(a) q = Expand(v, m)",
+            "k = Identity(d)",
+        ),
     ],
 )
 def test_a_branch_that_asks_for_a_shape(branches: tuple[str, ...]) -> None:

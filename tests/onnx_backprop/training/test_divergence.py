@@ -68,6 +68,16 @@ def test_a_loss_that_is_not_finite_names_it_too(tmp_path: Path) -> None:
     it.save(tmp_path / "c")
 
 
+def test_a_loss_that_is_not_finite_before_any_update() -> None:
+    """No learning rate is to blame for it: 0/0 of the model itself."""
+    model = parser.parse_model(MODEL.replace("y = Mul(x, w)", "a = Mul(x, w) y = Div(a, w)"))
+    for accumulate in (1, 2):
+        graph = ob.training_graph(model, loss="l1", optimizer=SGD(accumulate=accumulate), trainable=["w"])
+        it = ob.Trainer(graph, learning_rate=0.1)
+        with pytest.raises(FloatingPointError, match="the loss is nan in step 1. No step has changed a weight yet"):
+            it.step({"x": BATCH["x"], "target": BATCH["x"]})
+
+
 def test_weights_that_no_loss_shows_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     model = parser.parse_model(MODEL.replace("y = Mul(x, w)", "a = Mul(x, w) y = Relu(a)").replace("{0.0}", "{1e38}"))
     graph = ob.training_graph(model, loss="l1", optimizer="sgd", trainable=["w"])

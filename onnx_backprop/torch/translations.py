@@ -1,0 +1,125 @@
+"""Operators that torch's exporter lacks, or writes with another gradient or a smaller range, in ONNX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnx_backprop.converters.prepare.exporters.torch_metadata import STOP
+from onnx_backprop.torch.modules import torch
+
+_OPERATORS = (
+    "dropout(Tensor x, float p, bool train) -> Tensor",
+    "feature_dropout(Tensor x, float p, bool train) -> Tensor",
+    "batch_norm(Tensor x, Tensor? scale, Tensor? bias, Tensor? mean, Tensor? var, bool train, float momentum, "
+    "float eps) -> Tensor",
+    "stop(Tensor x) -> Tensor",
+)
+
+
+@cache
+def translations() -> dict[Any, Callable[..., Any]]:
+    """The operators of the library and some of torch's own, each with its translation for `torch.onnx.export`."""
+    op: Any = import_module("onnxscript").opset18
+
+    library = torch.library.Library("onnx_backprop", "DEF")
+    for schema in _OPERATORS:
+        library.define(schema)
+        library.impl(schema.partition("(")[0], lambda x, *_: x.clone(), "CompositeExplicitAutograd")
+    torch._onnx_backprop_library = library  # it lives as long as its operators are called
+
+    def dropout(x: Any, p: float, train: bool) -> Any:
+        ratio = op.Constant(value_float=p)
+        mode = (op.Constant(value=ir.tensor(np.array(True))),) if train else ()
+        return op.Dropout(x, ratio, *mode)[0]
+
+    def feature_dropout(x: Any, p: float, train: bool) -> Any:
+        ones = [1] * (len(x.shape) - 2)
+        lengths = op.Concat(op.Shape(x, start=0, end=2), op.Constant(value_ints=ones), axis=0)
+        return op.Mul(x, dropout(op.Expand(op.CastLike(op.Constant(value_floats=[1.0]), x), lengths), p, train))
+
+    def batch_norm(x: Any, scale: Any, bias: Any, mean: Any, var: Any, train: bool, momentum: float, eps: float) -> Any:
+        def filled(number: float) -> Any:
+            if isinstance(x.shape[1], int):
+                return op.Constant(value=ir.tensor(np.full(x.shape[1], number, x.dtype.numpy())))
+            return op.Expand(op.CastLike(op.Constant(value_floats=[number]), x), op.Shape(x, start=1, end=2))
+
+        scale, bias = filled(1.0) if scale is None else scale, filled(0.0) if bias is None else bias
+        if mean is None or var is None:  # statistics of the batch in both modes, and none to renew
+            axes = op.Constant(value_ints=[0, *range(2, len(x.shape))])
+            places = op.Constant(value_ints=list(range(1, len(x.shape) - 1))) if len(x.shape) > 2 else None
+            centred = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
+            variance = op.ReduceMean(op.Mul(centred, centred), axes, keepdims=1)
+            normal = op.Div(centred, op.Sqrt(op.Add(variance, op.CastLike(op.Constant(value_float=eps), x))))
+            if places is not None:
+                scale, bias = op.Unsqueeze(scale, places), op.Unsqueeze(bias, places)
+            return op.Add(op.Mul(normal, scale), bias)
+        more = {"epsilon": eps, "momentum": 1 - momentum}
+        if train:
+            return op.BatchNormalization(x, scale, bias, mean, var, training_mode=1, **more)[0]
+        return op.BatchNormalization(x, scale, bias, mean, var, **more)
+
+    def like(number: float, x: Any) -> Any:
+        return op.Constant(value=ir.tensor(np.array(number, x.dtype.numpy())))
+
+    def log_sigmoid(x: Any) -> Any:
+        """Log(Sigmoid(x)) is -inf from -104 on."""
+        return op.Neg(op.Softplus(op.Neg(x)))
+
+    def log_add_exp(x: Any, y: Any) -> Any:
+        """Exp(x) is infinite from 89 on."""
+        first = op.Constant(value_ints=[0])
+        pair = (op.Unsqueeze(value, first) for value in (op.Expand(x, op.Shape(y)), op.Expand(y, op.Shape(x))))
+        return op.ReduceLogSumExp(op.Concat(*pair, axis=0), first, keepdims=0)
+
+    def log_add_exp2(x: Any, y: Any) -> Any:
+        factor = like(math.log(2), x)
+        return op.Div(log_add_exp(op.Mul(x, factor), op.Mul(y, factor)), factor)
+
+    def xlogy(x: Any, y: Any) -> Any:
+        """x · log y, whose gradient by x is log y where x is 0 too; both are 0 where y has no logarithm then."""
+        y = like(y, x) if isinstance(y, int | float) else y
+        nil, one = like(0, x), like(1, x)
+        return op.Mul(x, op.Log(op.Where(op.And(op.Equal(x, nil), op.LessOrEqual(y, nil)), one, y)))
+
+    def sinc(x: Any) -> Any:
+        """Without the 0/0 in the branch that Where leaves, whose gradient is NaN."""
+        at_0, one = op.Equal(x, like(0, x)), like(1, x)
+        angle = op.Where(at_0, one, op.Mul(x, like(math.pi, x)))
+        return op.Where(at_0, one, op.Div(op.Sin(angle), angle))
+
+    def atan2(y: Any, x: Any) -> Any:
+        """By the quotient of the smaller over the larger, so that none is x/0."""
+        nil, half = like(0, x), like(math.pi / 2, x)
+        steep = op.Greater(op.Abs(y), op.Abs(x))
+        larger, smaller = op.Where(steep, y, x), op.Where(steep, x, y)
+        angle = op.Atan(op.Div(smaller, op.Where(op.Equal(larger, nil), like(1, x), larger)))
+        quarter = op.Where(op.Less(y, nil), op.Neg(half), half)
+        turned = op.Add(angle, op.Where(op.Less(x, nil), op.Add(quarter, quarter), nil))
+        return op.Where(steep, op.Sub(quarter, angle), turned)
+
+    def stop(x: Any) -> Any:
+        y = op.Identity(x)
+        y.producer().metadata_props[STOP] = "detach"
+        return y
+
+    ops, aten = torch.ops.onnx_backprop, torch.ops.aten
+    return {
+        ops.dropout.default: dropout,
+        ops.feature_dropout.default: feature_dropout,
+        ops.batch_norm.default: batch_norm,
+        ops.stop.default: stop,
+        aten.log_sigmoid.default: log_sigmoid,
+        aten.logaddexp.default: log_add_exp,
+        aten.logaddexp2.default: log_add_exp2,
+        aten.sinc.default: sinc,
+        aten.atan2.default: atan2,
+        aten.xlogy.Tensor: xlogy,
+        aten.xlogy.Scalar_Other: xlogy,
+    }
