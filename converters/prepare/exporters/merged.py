@@ -87,14 +87,16 @@ def tie_reshaped(proto: ModelProto, origins_by_name: dict[str, Origin], large: d
     TorchScript writes down as numbers what spectral_norm makes of the kernel of a convolution, a matrix.
     """
     stored = {tensor.name: tensor for tensor in proto.graph.initializer} | large
-    named = [tensor for name, tensor in stored.items() if origins_by_name.get(name, Origin()).kind == NAMED]
+    named: dict[tuple[object, ...], list[TensorProto]] = {}
+    for name, tensor in stored.items():
+        if origins_by_name.get(name, Origin()).kind == NAMED:
+            named.setdefault(_start(tensor), []).append(tensor)
     read = {name for node in proto.graph.node if is_standard(node, "MatMul") for name in node.input}
     names, pairs = used_names(proto.graph), Pairs()
-    for name in [name for name in read & stored.keys() if origins_by_name.get(name, Origin()).kind == FOLDED]:
+    for name in [name for name in stored if name in read and origins_by_name.get(name, Origin()).kind == FOLDED]:
         copy = stored[name]
-        for tensor in named:
-            alike = tensor.data_type == copy.data_type and list(tensor.dims) != list(copy.dims)
-            if not alike or prod(tensor.dims) != prod(copy.dims) or is_uniform(copy):
+        for tensor in named.get(_start(copy), []):
+            if list(tensor.dims) == list(copy.dims) or is_uniform(copy):
                 continue
             if np.array_equal(to_array(tensor).ravel(), to_array(copy).ravel()):
                 large.pop(name, None)
@@ -108,6 +110,11 @@ def tie_reshaped(proto: ModelProto, origins_by_name: dict[str, Origin], large: d
                 pairs.append((tensor.name, name))
                 break
     return pairs
+
+
+def _start(tensor: TensorProto) -> tuple[object, ...]:
+    """What tensors of the same numbers have in common, at least."""
+    return tensor.data_type, prod(tensor.dims), to_array(tensor).ravel()[:1].tobytes()
 
 
 def _read_as(reader: tuple[NodeProto, int] | None) -> str:
