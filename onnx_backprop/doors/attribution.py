@@ -123,13 +123,13 @@ def arguments_of(f: Function, x: Array | Mapping[str, Array]) -> list[Array]:
 
 def _starts(baselines: Array | float, value: Array, *, several: bool) -> list[Array]:
     """The starts of the paths to x, each of its shape."""
-    given = np.asarray(baselines, value.dtype)
-    if several and not (given.ndim and len(given)):
+    starts = np.asarray(baselines, value.dtype)
+    if several and not (starts.ndim and len(starts)):
         raise InvalidArgumentError("baselines: shap wants an array of several, one along the first axis")
     try:
-        return [np.broadcast_to(b, value.shape) for b in (given if several else [given])]
+        return [np.broadcast_to(b, value.shape) for b in (starts if several else [starts])]
     except ValueError as e:
-        shape = given.shape[1:] if several else given.shape
+        shape = starts.shape[1:] if several else starts.shape
         raise InvalidArgumentError(f"expected a shape like that of x, {value.shape}, got {shape}", "baselines") from e
 
 
