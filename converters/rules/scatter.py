@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.reverse.known import dims
+from onnx_backprop.converters.reverse.known import dims, element_type
 from onnx_backprop.converters.reverse.registry import Builder, Forward, Grads, gradient
-from onnx_backprop.converters.rules.common import as_shaped, count_up, narrow, positions, scatter_add, size, widen
+from onnx_backprop.converters.rules.common import as_shaped, cast, count_up, narrow, positions, scatter_add, size, widen
 from onnx_backprop.converters.rules.factors import product_and_others
 from onnx_backprop.converters.rules.merged_shapes import merged_length
 
@@ -167,12 +167,17 @@ class _Scatter:
         return self._product(dy) if reduction == "mul" else self._extremum(widen(self._op, y), dy)
 
     def _product(self, dy: ir.Value) -> tuple[ir.Value, ir.Value]:
-        """Each factor gets dy times the others: data Π u, an update data times the other updates."""
-        op = self._op
-        start = {"mul": self._one, "add": self._zero, "min": op.number(2**63 - 1, ir.DataType.INT64)}
-        product, others = product_and_others(
-            op, self._updates, lambda how, value: self._onto(start[how], value, how), self._at
+        """Each factor gets dy times the others, in float64: data Π u, an update data times the other updates."""
+        op, double = self._op, ir.DataType.DOUBLE
+        start = {
+            "mul": op.number(1, double),
+            "add": op.number(0, double),
+            "min": op.number(2**63 - 1, ir.DataType.INT64),
+        }
+        parts = product_and_others(
+            op, cast(op, self._updates, double), lambda how, value: self._onto(start[how], value, how), self._at
         )
+        product, others = (cast(op, part, element_type(self._data)) for part in parts)
         return op.Mul(dy, product), op.Mul(self._at(op.Mul(dy, self._data)), others)
 
     def _extremum(self, y: ir.Value, dy: ir.Value) -> tuple[ir.Value, ir.Value]:

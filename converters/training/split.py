@@ -101,11 +101,11 @@ def _sources(gradient: str, nodes: list[NodeProto], maker: Mapping[str, int]) ->
 
 
 def _renewed(new: str, nodes: list[NodeProto], maker: Mapping[str, int]) -> str | None:
-    """The result of a BatchNormalization that `new` is, or that an Identity gives it, where other nodes read it too."""
+    """The statistic of a BatchNormalization that `new` is, or a copy of by Identity, as where other nodes read it."""
     while new in maker and not nodes[maker[new]].domain:
         node = nodes[maker[new]]
         if node.op_type == "BatchNormalization":
-            return new
+            return None if new == node.output[0] else new
         if node.op_type != "Identity":
             break
         new = node.input[0]

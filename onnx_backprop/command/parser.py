@@ -77,7 +77,7 @@ class Command:
             if each.least is not None and not each.least <= number < inf:
                 raise InvalidArgumentError(f"{each.names[0]}: expected {each.least} or more, got {number}")
 
-    def refuse_given(self, values: argparse.Namespace, reason: str, *dests: str) -> None:
+    def refuse_options(self, values: argparse.Namespace, reason: str, *dests: str) -> None:
         """InvalidArgumentError for an argument that has another value than its default, and no effect for a reason."""
         for each in self.all_arguments():
             if each.dest in dests and getattr(values, each.dest) != each.settings.get("default"):

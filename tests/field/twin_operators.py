@@ -172,8 +172,9 @@ def _gelu(c: Call, x: Any) -> Any:
 @operator("Clip")
 def _clip(c: Call, x: Any, low: Any = None, high: Any = None) -> Any:
     low, high = c.get("min", low), c.get("max", high)
-    bounds = [b if b is None or torch.is_tensor(b) else torch.tensor(b, dtype=x.dtype) for b in (low, high)]
-    return x if bounds == [None, None] else torch.clamp(x, *bounds)
+    if low is not None:  # not by clamp, which drops the gradient of a limit that is both
+        x = torch.where(x < low, low, x)
+    return x if high is None else torch.where(x > high, high, x)
 
 
 @operator("Mod")

@@ -30,7 +30,7 @@ def test_as_scipy_calls_it() -> None:
     assert {n: v.tolist() for n, v in f.split(np.array([3.0, 1.0])).items()} == {"a": 3.0, "b": [1.0]}
 
 
-def test_the_start_is_what_feeds_say() -> None:
+def test_start_is_taken_from_feeds() -> None:
     model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
         g (double[4] x, double[N] z) => (double s) { a = Mul (x, z) s = ReduceSum <keepdims = 0> (a) }""")
     f = ob.value_and_grad(model, ["x", "z"], ["s"], feeds={"x": np.arange(4.0), "z": np.ones(4)})

@@ -68,7 +68,7 @@ def _check(arguments: argparse.Namespace, target: Path) -> None:
     if not arguments.name or Path(arguments.name).name != arguments.name:
         raise InvalidArgumentError(f"--name: expected the name of a file, without a folder, got {arguments.name!r}")
     if not arguments.preferences:
-        COMMAND.refuse_given(arguments, "goes with --preferences", "beta")
+        COMMAND.refuse_options(arguments, "goes with --preferences", "beta")
     if arguments.pack and arguments.preferences:
         raise InvalidArgumentError("--pack: pairs of --preferences are not packed. Leave it out")
     if arguments.metrics and arguments.preferences:

@@ -110,7 +110,7 @@ def _check(arguments: argparse.Namespace, folder: Path) -> None:
     if arguments.lora and arguments.trainable:
         raise InvalidArgumentError("--lora: the adapters are what is trained. Leave --trainable out")
     if not arguments.lora:
-        COMMAND.refuse_given(arguments, "goes with --lora", "rank", "alpha")
+        COMMAND.refuse_options(arguments, "goes with --lora", "rank", "alpha")
     for what in ("model", "data", "evaluation"):
         path = getattr(arguments, what)
         if path is not None and any(same_file(path, file) for file in folder.rglob("*")):

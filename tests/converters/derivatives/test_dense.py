@@ -157,3 +157,13 @@ def test_products_with_factors_of_zero(nodes: str, values: tuple[float, ...]) ->
         result = answers(third, **{"x": x, newest.seeds["x"]: np.eye(4)[k]})[newest.results[name]]
         expected = np.array([[others(i, j, k) for j in range(4)] for i in range(4)])
         np.testing.assert_allclose(result, expected, atol=1e-12)
+
+
+def test_large_factors_beside_one_of_zero() -> None:
+    """0 · 1e30 · 1e30 in float32: the gradients of the large ones are 0, not 0 · ∞."""
+    text = """<ir_version: 10, opset_import: ["": 18]> g (float[3] x) => (float p)
+        <float[1] one = {1}, int64[3] zeros = {0, 0, 0}>
+        { e = ScatterElements<reduction = "mul">(one, zeros, x) p = Squeeze(e) }"""
+    model = ob.backward(parser.parse_model(text), wrt=["x"], of=["p"])
+    result = answers(model, x=np.float32([0, 1e30, 1e30]))["x_grad"]
+    np.testing.assert_array_equal(result, np.float32([np.inf, 0, 0]))

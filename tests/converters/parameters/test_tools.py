@@ -296,7 +296,7 @@ def test_operations_that_a_tool_has_taken_out(names: tuple[str, str]) -> None:
         ("val_1", "Add (node_add)", [], ""),
     ],
 )
-def test_what_onnxsim_has_removed(values: str, nodes: str, names: list[str], rest: str) -> None:
+def test_parameters_removed_by_onnxsim_are_named(values: str, nodes: str, names: list[str], rest: str) -> None:
     """It writes the names into the file, 20 at most."""
     scripts = values.startswith("/")
     file = scripted("h = MatMul(x, w) y = Relu(h)", {"w": W}, {"h": "/l/MatMul" if scripts else "node_linear"})

@@ -184,7 +184,7 @@ def pool_model(nodes: list[NodeProto], shape: tuple[int, ...], opset: int) -> Mo
 @pytest.mark.parametrize("opset", [10, 18, 19, 22])
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("op", SINCE)
-def test_pools_of_known_lengths(op: str, rank: int, opset: int) -> None:
+def test_pools_with_static_shapes(op: str, rank: int, opset: int) -> None:
     """Where inference counts a window that onnxruntime does not run, its constant folding believes inference."""
     rng = np.random.default_rng(opset)
     shape = (1, 1, *(6, 5, 4)[:rank])

@@ -348,7 +348,7 @@ def test_refused(folder: Path, capsys: pytest.CaptureFixture[str], case: str) ->
     assert not (folder / "out.onnx").exists()
 
 
-def test_what_ends_or_shortens_a_training_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reasons_for_an_early_end_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder, "--time-limit", "1e-9", "--warmup", "1000", "--accumulate", "100", "--shard-update") == 0
     captured = capsys.readouterr()
     out, error = (" ".join(text.split()) for text in captured)

@@ -217,7 +217,7 @@ def test_a_checkpoint_of_another_graph_whose_tensors_fit(tmp_path: Path, other: 
         _product(**other).load(tmp_path / "c")
 
 
-def test_what_a_checkpoint_is_not_compared_by(tmp_path: Path) -> None:
+def test_settings_that_may_differ_from_a_checkpoint(tmp_path: Path) -> None:
     trainer = _product()
     trainer.save(tmp_path / "c")
     _product(optimizer=ob.optimizers.Adam(beta1=0.1)).load(tmp_path / "c")
