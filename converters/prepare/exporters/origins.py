@@ -264,11 +264,11 @@ def _exported(proto: ModelProto, names: Collection[str]) -> dict[str, Origin]:
     targets = {entry.target: entry.kind for entry in signature(proto) if entry.target}
     infos = (*proto.graph.input, *proto.graph.value_info)
     values = {v.name: {p.key: p.value for p in v.metadata_props} for v in infos}
-    has_origins = any(
-        name in targets or not values.get(name, {}).keys().isdisjoint((KIND, _FOLDED_FROM)) for name in names
-    )
-    if not has_origins:  # there were none, or another tool has dropped or renamed all
-        return {}
+    marks = {name: values.get(name, {}).keys() & {KIND, _FOLDED_FROM} for name in names}
+    if not targets and not any(KIND in mark for mark in marks.values()):
+        return {}  # another tool has dropped what says which are parameters
+    if not any(name in targets or mark for name, mark in marks.items()):
+        return {}  # there were none, or another tool has renamed all
     if not any(KIND in props for props in values.values()):
         values |= {name: {KIND: targets[name], **values.get(name, {})} for name in targets}
     return {name: _stated(name, values.get(name, {}), targets) for name in names}

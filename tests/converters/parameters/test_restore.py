@@ -421,6 +421,18 @@ def test_a_file_all_of_whose_tensors_were_changed() -> None:
     assert "no tensor for these parameters of the module: 'n.weight'" in said
 
 
+def test_what_was_folded_says_nothing_of_the_rest_of_a_file_without_signature() -> None:
+    """Quantisers keep the metadata of values and drop the signature: no tensor is a constant because of that."""
+    body = "a = MatMul(x, val_0) b = Add(a, fc.bias) y = LayerNormalization(b, norm.weight, norm.bias)"
+    tensors = {"val_0": W, "fc.bias": W[0], "norm.weight": W[1], "norm.bias": W[2]}
+    file = exported(body, tensors, "", folded={"val_0": ["fc.weight"]})
+    del file.graph.metadata_props[:]
+    file.graph.input[0].metadata_props.add(key=KIND, value="USER_INPUT")
+    graph = ob.training_graph(file, loss="mse")
+    assert names_of(graph).keys() == {"fc.weight", "fc.bias", "norm.weight", "norm.bias"}
+    assert not graph.left_out
+
+
 @pytest.mark.parametrize(("made", "trained"), [("ones", False), ("full_like_2", False), ("reciprocal", True)])
 def test_what_torch_makes_and_merges_with_a_parameter(made: str, trained: bool) -> None:
     """Ones that the forward pass fills are a constant; what it computes may come from the parameter, and is doubtful."""
