@@ -53,7 +53,7 @@ def run_stock(model: ModelProto, feeds: Feeds, outputs: Sequence[str] | None = N
 
 @dataclass
 class Graph:
-    """A graph that grows. seen: the values that a node may read, those of the graphs around included."""
+    """A graph that grows. seen: its values, those of the graphs around included. unread: those that nodes may not read."""
 
     rng: np.random.Generator
     opset: int
@@ -63,6 +63,7 @@ class Graph:
     nodes: list[NodeProto] = field(default_factory=list)
     weights: Feeds = field(default_factory=dict)
     inputs: Feeds = field(default_factory=dict)
+    unread: set[str] = field(default_factory=set)
 
     @property
     def depth(self) -> int:
@@ -80,7 +81,7 @@ class Graph:
 
     def value(self, holds: Callable[[np.ndarray], bool] = lambda _: True, kind: str = "f") -> str:
         """A value of floats, integers or booleans of which something holds, late ones more often."""
-        names = [n for n, v in self.seen.items() if v.dtype.kind == kind and holds(v)]
+        names = [n for n, v in self.seen.items() if v.dtype.kind == kind and n not in self.unread and holds(v)]
         if not names:
             raise RejectedError
         return names[-1 - int(len(names) * self.rng.random() ** 2)]
@@ -91,7 +92,8 @@ class Graph:
         same = [
             n
             for n, v in self.seen.items()
-            if n in self.weights and v.dtype == self.dtype and v.shape == shape and v.min(initial=low) >= low
+            if n in self.weights and n not in self.unread
+            if v.dtype == self.dtype and v.shape == shape and v.min(initial=low) >= low
         ]
         if same and self.chance(tied):
             return str(self.pick(same))
@@ -138,7 +140,7 @@ class Graph:
         return names[0]
 
     def inner(self, **inputs: np.ndarray) -> Graph:
-        graph = Graph(self.rng, self.opset, self.dtype, self, dict(self.seen))
+        graph = Graph(self.rng, self.opset, self.dtype, self, dict(self.seen), unread=self.unread)
         graph.seen |= inputs
         graph.inputs = dict(inputs)
         return graph

@@ -18,6 +18,8 @@ def bounded(g: Graph) -> None:
     most = SMALL.get(op, 50)
     x = g.value(lambda v: np.abs(v).max(initial=0) < most and (op != "Acosh" or v.min(initial=2) > 1.1))
     if op == "Shrink":
+        if g.seen[x].dtype == np.float64:
+            raise RejectedError  # onnxruntime computes it in float32
         g.emit(op, [x], bias=0.25, lambd=0.3)
     elif op == "Gelu":
         g.emit(op, [x], approximate="tanh")
@@ -186,8 +188,7 @@ def layered(g: Graph) -> None:
     elif form == 5:
         w = [g.weight((c,), tied=0), g.weight((c,), tied=0), g.weight((c,), tied=0), g.weight((c,), 0.5, 2, tied=0)]
         g.emit("BatchNormalization", [x, *w], 3, training_mode=1, epsilon=0.1)
-        for statistic in w[2:]:
-            del g.seen[statistic]  # onnxruntime overwrites it, for other readers too
+        g.unread.update(w[2:])  # onnxruntime overwrites them, for other readers too
     else:
         spread = g.value(lambda v: v.ndim == 4 and v.size > 0 and v.std(axis=(0, 2, 3)).min() > 0.2)
         g.emit("MeanVarianceNormalization", [spread])
