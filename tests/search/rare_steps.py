@@ -141,6 +141,7 @@ def sampled(g: Graph) -> None:
         g.emit("GridSample", [x, grid], mode=str(g.pick(names)), padding_mode=padding, align_corners=int(g.chance(0.5)))
     elif form == 1:
         rois = g.constant([[0.1, 0.2, 1.3, 1.7], [0, 0.4, 1.1, 0.9]], g.seen[x].dtype.type)
+        g.unread.add(rois)  # which get no gradient
         batch = g.constant(g.rng.integers(0, n, 2))
         g.emit("RoiAlign", [x, rois, batch], output_height=2, output_width=2, mode=str(g.pick(["avg", "max"])))
     elif form == 2:
