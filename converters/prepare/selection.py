@@ -24,12 +24,12 @@ _SHOWN = 8  # names that a warning lists
 
 
 def aliases(tensors: Iterable[TensorProto | ir.Value]) -> dict[str, tuple[str, ...]]:
-    """The names that patterns may choose each tensor by: its own, those in the module, and of the modules around it."""
+    """The names that patterns may choose each tensor by: its own, those in the module, and the modules of these."""
     result: dict[str, tuple[str, ...]] = {}
     for tensor in tensors:
         origin = origin_of(tensor)
-        names = dict.fromkeys((str(tensor.name), *filter(None, (origin.name, *origin.parts))))
-        inside = [name for name in (origin.name, *origin.parts) if name]
+        inside = [name for name in (origin.name, *origin.ties, *origin.parts) if name]
+        names = dict.fromkeys((str(tensor.name), *inside))
         while inside := [module for name in inside if (module := owner(name))]:
             names.update(dict.fromkeys(inside))
         result[str(tensor.name)] = tuple(names)
@@ -84,15 +84,14 @@ def select(
 
 
 def written_out(patterns: Patterns, names: Aliases) -> set[str]:
-    """The tensors that patterns name in full, by their own name or that in the module."""
+    """The tensors that patterns name in full, by their own name or those in the module."""
     written = {pattern for pattern in patterns if isinstance(pattern, str)}
-    return {name for name, others in names.items() if name in written or _in_module(others) in written}
+    return {name for name, others in names.items() if not written.isdisjoint({name, *_in_full(others)})}
 
 
-def _in_module(others: Collection[str]) -> str:
-    """The name of a tensor in the module, which is behind its own if that is another, and before those of modules."""
-    first, *rest = others
-    return rest[0] if rest and rest[0] != owner(first) else first
+def _in_full(others: Collection[str]) -> set[str]:
+    """Names of a tensor without those of the modules that it is in."""
+    return {name for name in others if not any(other.startswith(f"{name}.") for other in others)}
 
 
 def chooses(patterns: Patterns, name: str) -> bool:
@@ -125,9 +124,9 @@ def _warn_of_parts(argument: str, pattern: str | re.Pattern[str], chosen: set[st
     text = pattern if isinstance(pattern, str) else pattern.pattern
     if any(map(str.isalpha, text.rpartition(".")[2])):
         return
-    modules = {n: next((owner(a) for a in others if owner(a) in others), "") for n, others in names.items()}
-    partly = {modules[n] for n in chosen} - {""}
-    rest = [n for n in names if modules[n] in partly and n not in chosen]
+    modules = {n: {owner(name) for name in _in_full(others)}.intersection(others) for n, others in names.items()}
+    partly = set[str]().union(*(modules[n] for n in chosen if len(modules[n]) == 1))  # others are tied
+    rest = [n for n in names if n not in chosen and modules[n] & partly]
     if rest:
         shown = ", ".join(map(repr, rest[:_SHOWN])) + (f" and {len(rest) - _SHOWN} more" if len(rest) > _SHOWN else "")
         warn(f"{text!r} chooses a part of the tensors of a module; it leaves out {shown}", argument=argument)

@@ -32,11 +32,8 @@ from onnx_backprop.opset.graphs.walk import is_standard
 FROZEN = "FROZEN"  # a parameter that does not require a gradient
 NAMED = "NAMED"  # a parameter or a buffer: the file has its name in the module, and does not say which it is
 FOLDED = "FOLDED"  # computed by the exporter, of parameters, buffers or constants
-_ORIGIN, _MODULE, _PARTS = (
-    "onnx_backprop.kind",
-    "onnx_backprop.module",
-    "onnx_backprop.folded_from",
-)  # a tensor's metadata
+# a tensor's metadata
+_ORIGIN, _MODULE, _PARTS, _TIES = (f"onnx_backprop.{key}" for key in ("kind", "module", "folded_from", "names_of_ties"))
 MISSING = "onnx_backprop.missing"  # a graph's metadata: the parameters of the module that the file has not
 DETACHED = "onnx_backprop.detached"  # a graph's metadata: nodes behind a detach() that is not in the file
 REMOVED = "onnx_backprop.removed"  # a graph's metadata: what a tool says it has removed, and how much it does not name
@@ -88,6 +85,7 @@ class Origin(NamedTuple):
     kind: PARAMETER, BUFFER, CONSTANT_TENSOR, FROZEN, NAMED, FOLDED, or "" if it says nothing.
     name: in the module's `state_dict()`; "" if it is unknown.
     parts: the parameters and buffers that the exporter computed it from, if it is no parameter as it stands.
+    ties: its further names in the `state_dict()`, if it is tied.
     """
 
     kind: str = ""
@@ -95,6 +93,7 @@ class Origin(NamedTuple):
     parts: tuple[str, ...] = ()
     moved: bool = False  # whether the exporter has moved numbers alone; not written down
     taken: bool = False  # whether by indices from a table; not written down
+    ties: tuple[str, ...] = ()
 
 
 def origins(proto: ModelProto, large: Mapping[str, TensorProto]) -> dict[str, Origin]:
@@ -141,7 +140,9 @@ def attach(
         origin = origins_by_name.get(tensor.name, Origin(CONSTANT) if exported and not origin_of(tensor).kind else None)
         if origin is None and not origin_of(tensor).kind:
             continue
-        stated = {} if origin is None else {_ORIGIN: origin.kind, _MODULE: origin.name, _PARTS: "\n".join(origin.parts)}
+        stated = {} if origin is None else {_ORIGIN: origin.kind, _MODULE: origin.name}
+        if origin is not None:
+            stated |= {_PARTS: "\n".join(origin.parts), _TIES: "\n".join(origin.ties)}
         before = {entry.key: entry.value for entry in tensor.metadata_props}  # once each
         assign(tensor.metadata_props, ())
         for key, value in (before | stated).items():
@@ -155,9 +156,8 @@ def origin_of(tensor: TensorProto | ir.Value) -> Origin:
         props: Mapping[str, str] = {entry.key: entry.value for entry in reversed(tensor.metadata_props)}
     else:
         props = {} if tensor.const_value is None else tensor.const_value.metadata_props
-    return Origin(
-        props.get(_ORIGIN, ""), props.get(_MODULE, ""), tuple(filter(None, props.get(_PARTS, "").split("\n")))
-    )
+    parts, ties = (tuple(filter(None, props.get(key, "").split("\n"))) for key in (_PARTS, _TIES))
+    return Origin(props.get(_ORIGIN, ""), props.get(_MODULE, ""), parts, ties=ties)
 
 
 def inherit(new: ir.TensorProtocol, old: ir.TensorProtocol, name: str) -> None:
@@ -165,6 +165,7 @@ def inherit(new: ir.TensorProtocol, old: ir.TensorProtocol, name: str) -> None:
     new.metadata_props.update(old.metadata_props)
     if old.metadata_props.get(_MODULE):
         new.metadata_props[_MODULE] = name
+        new.metadata_props.pop(_TIES, None)
 
 
 def restored(graph: ir.Graph, key: str) -> list[Any]:

@@ -58,6 +58,9 @@ def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> list[str]:
         restorer = _Restorer(proto, origins_by_name, missing, tied)
         restorer.separate()
         restorer.add_zero_biases()
+        for tensor, origin in origins_by_name.items():
+            ties = tuple(name for name, kept in tied.items() if kept in (tensor, origin.name))
+            origins_by_name[tensor] = origin._replace(ties=ties)
     return [name for name, kind in missing.items() if kind == PARAMETER]
 
 

@@ -51,6 +51,18 @@ def test_a_file_that_lists_other_names_of_its_tensors() -> None:
     assert said == ""
 
 
+@pytest.mark.parametrize("pattern", ["n.weight", "n", "m.weight", "m.*", "re:m.we.*"])
+def test_a_tied_tensor_is_chosen_by_any_of_its_names(pattern: str) -> None:
+    file = norms("n.weight n.bias w", {}, {"a": "n", "c": "m"})
+    file.graph.metadata_props.add(key=TIES, value="stated")
+    for value in file.graph.value_info[:2]:
+        value.metadata_props.add(key=ALIASES, value=f'["{value.name.replace("n.", "m.")}"]')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ob.OnnxBackpropWarning)
+        assert "n.weight" not in ob.training_graph(file, loss="mse", frozen=[pattern]).parameters
+        assert "n.weight" in ob.training_graph(file, loss="mse", trainable=[pattern]).parameters
+
+
 def test_one_norm_under_two_names_beside_an_equal_one() -> None:
     """Of dynamo, which keeps the tensors of the other norm; "o" is read by the name "p" alone."""
     called = "[3], %p_p_weight, %p_p_bias"
