@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, defs
 
 from onnx_backprop.converters.prepare.accept import put_back_domains, put_in_order
+from onnx_backprop.converters.prepare.branches import take_branches
 from onnx_backprop.converters.prepare.exporters.detached import restore_detached
 from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights, mark_constants
 from onnx_backprop.converters.prepare.exporters.merged import removed, separate_named, tie_reshaped
@@ -77,6 +78,7 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     declared = forget_declared(proto)
     proto = _inline(proto)
     lift_weights(proto)
+    take_branches(proto)
     copy_constants(proto)
     proto = upgrade(proto)
     if edit is not None:

@@ -76,9 +76,9 @@ MORE = [
         for axis, scale, zero in [(1, (), np.int8(3)), (1, (3,), np.int8([0, 5, -7])), (0, (2,), np.int8([1, -1]))]
     ),
     *(
-        case("y = If (c) <then_branch: graph = a () => (float[3] t) { t = Mul(x, w) }, "
+        case("n = Not (c) y = If (n) <then_branch: graph = a () => (float[3] t) { t = Mul(x, w) }, "
              "else_branch: graph = b () => (float[3] e) { e = Sub(w, x) }>",
-             op="If", x=(3,), w=(3,), constants={"c": np.array(taken)}, note=str(taken))
+             op="If", x=(3,), w=(3,), constants={"c": np.array(not taken)}, note=str(taken))
         for taken in (True, False)
     ),
 ]  # fmt: skip

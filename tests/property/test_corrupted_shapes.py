@@ -53,7 +53,7 @@ STEPS = (
     "{s}_shape = Shape({x}) {s} = Abs({s}_shape) {y} = Expand({x}, {s})",
     "{s}_shape = Shape({x}) {s} = Abs({s}_shape) {s}_2 = Cast<to=1>({s}) {s}_3 = Cast<to=7>({s}_2)"
     " {s}_4 = Compress(  {s}_3, all) {y} = Reshape({x}, {s}_4)",
-    "{y} = If (yes) <then_branch = b () => (float[N,4,H,W] {s}_t) {{ {s}_i = Relu({x}) {s}_t = Add({s}_i, bias) }},"
+    "{s}_if = Not(no) {y} = If ({s}_if) <then_branch = b () => (float[N,4,H,W] {s}_t) {{ {s}_i = Relu({x}) {s}_t = Add({s}_i, bias) }},"
     " else_branch = c () => (float[N,4,H,W] {s}_e) {{ {s}_e = Tanh({x}) }}>",
 )
 ENDS = (
@@ -65,7 +65,7 @@ ENDS = (
 )
 HEADER = (
     '<ir_version: 9, opset_import: ["": 18]> g (float[N,4,H,W] x) => (float z)'
-    " <float[4] scales={{1.0,1.0,2.0,0.5}}, int64[2] spatial={{2,3}}, int64[1] first={{0}}, bool yes={{1}}, bool[4] all={{1,1,1,1}}> {{ {body} }}"
+    " <float[4] scales={{1.0,1.0,2.0,0.5}}, int64[2] spatial={{2,3}}, int64[1] first={{0}}, bool no={{0}}, bool[4] all={{1,1,1,1}}> {{ {body} }}"
 )
 
 

@@ -184,7 +184,7 @@ def test_refused(case: str) -> None:
     arguments, message = REFUSED[case]
     text = NET.replace(
         "y = Tanh(b)",
-        """n = Shape(b) c = Constant<value = bool {1}>()
+        """n = Shape(b) z = Constant<value = bool {0}>() c = Not(z)
         y = If(c) <then_branch = p () => (float[N, 3] t) { t = Tanh(b) },
                    else_branch = r () => (float[N, 3] u) { u = Neg(b) }>""",
     )

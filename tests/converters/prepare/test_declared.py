@@ -28,8 +28,8 @@ STALE = {
     "the output's lengths": ("(float[N,3,H,W] x) => (float[1,3,9,9] z) { z = Mul(x, x) }", 2 * X),
     "the output's rank": ("(float[N,3,H,W] x) => (float[1,s] z) { z = Mul(x, x) }", 2 * X),
     "inside a branch": (
-        "(float[N,3,H,W] x) => (float z) <bool c = {1}>"
-        "{ y = If(c) <then_branch = t () => (float[1,3,4,4] b) { b = Neg(x) },"
+        "(float[N,3,H,W] x) => (float z) <bool n = {0}>"
+        "{ c = Not(n) y = If(c) <then_branch = t () => (float[1,3,4,4] b) { b = Neg(x) },"
         " else_branch = e () => (float[1,3,4,4] d) { d = Neg(x) }>"
         " p = GlobalAveragePool(y) z = ReduceMean<keepdims=0>(p) }",
         np.full(X.shape, -1 / X.size),

@@ -312,8 +312,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "do not fit together",
     ),
     "shapes in a branch": (
-        "(float[1,4] x) => (float[4] y) <bool c = {1}, int64[1] s = {4}>"
-        "{ y = If(c) <then_branch = t () => (float[4] p) { p = Reshape(x, s) }, else_branch = e () => (float[4] q) { q = Reshape(x, s) }> }",
+        "(float[1,4] x) => (float[4] y) <bool n = {0}, int64[1] s = {4}>"
+        "{ c = Not(n) y = If(c) <then_branch = t () => (float[4] p) { p = Reshape(x, s) }, else_branch = e () => (float[4] q) { q = Reshape(x, s) }> }",
         {},
         "If.*'y'.*there are shapes inside its branches or its body",
     ),

@@ -284,8 +284,8 @@ def test_a_check_sees_a_wrong_gradient_in_spite_of_a_stop(monkeypatch: pytest.Mo
 
 
 def test_a_check_refuses_what_it_cannot_hold() -> None:
-    text = """<ir_version: 9, opset_import: ["": 18]> g (float[2] x) => (float[2] y) <bool c = {1}>
-        { y = If(c) <then_branch = t () => (float[2] p) { q = Sin(x) p = Mul(q, x) },
+    text = """<ir_version: 9, opset_import: ["": 18]> g (float[2] x) => (float[2] y) <bool n = {0}>
+        { c = Not(n) y = If(c) <then_branch = t () => (float[2] p) { q = Sin(x) p = Mul(q, x) },
                      else_branch = e () => (float[2] r) { r = Mul(x, x) }> }"""
     with pytest.raises(ob.InvalidArgumentError, match="stop: If 'y' has a stop inside"):
         ob.check_gradients(parser.parse_model(text), stop=["q"])

@@ -141,7 +141,7 @@ def test_in_a_training_graph() -> None:
 
 def test_inside_branches() -> None:
     body = (
-        "c = Constant<value=bool[1] {1}>() y = If(c) <then_branch = t () => (float[N,3] a) { [one] s = Sign(x) a = Mul(s, w) },"
+        "z = Constant<value=bool[1] {0}>() c = Not(z) y = If(c) <then_branch = t () => (float[N,3] a) { [one] s = Sign(x) a = Mul(s, w) },"
         " else_branch = e () => (float[N,3] b) { [two] f = Floor(x) b = Add(f, w) }>"
     )
     (dx, dw), told = gradient(model_of(body), ["x", "w"])

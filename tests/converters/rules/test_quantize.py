@@ -368,8 +368,8 @@ INSIDE = {
 @pytest.mark.parametrize("name", INSIDE)
 def test_rounded_numbers_of_branches_and_loops(name: str) -> None:
     """A gradient goes through what a branch has rounded; elsewhere it is refused, and never left out."""
-    head = '<ir_version: 10, opset_import: ["": 21]> g (float[3, 4] x) => (float[3, 4] y) <float s = {0.1}, int8 z = {3}, bool c = {1}>'
-    model = parser.parse_model(f"{head} {{ {INSIDE[name]} y = Mul(d, d) }}")
+    head = '<ir_version: 10, opset_import: ["": 21]> g (float[3, 4] x) => (float[3, 4] y) <float s = {0.1}, int8 z = {3}, bool n = {0}>'
+    model = parser.parse_model(f"{head} {{ c = Not(n) {INSIDE[name]} y = Mul(d, d) }}")
     if name != "branch":
         with pytest.raises(ob.UnsupportedError, match="works on rounded numbers"):
             ob.vjp(model, ["x"], ["y"], straight_through=True)
