@@ -33,6 +33,7 @@ from onnx_backprop.opset.functions.half import holds_half, without
 from onnx_backprop.opset.functions.native import SEPARATE_LIBRARY
 from onnx_backprop.opset.functions.use_kernels import PYTHON_KERNELS
 from onnx_backprop.opset.graphs.lazy import ir, is_ir_model
+from onnx_backprop.opset.graphs.walk import all_nodes
 from onnx_backprop.ort_ops.native_graph import lower_sound
 from onnx_backprop.ort_ops.weights import give_values
 
@@ -216,7 +217,7 @@ def _open(
     """providers: those of the options, or the CPU, where there are none."""
     if isinstance(model, ModelProto):
         left_out = list(without(onnxruntime.__version__)) if holds_half(model) else []
-        if any(a.name == "training_mode" and a.i for node in model.graph.node for a in node.attribute):
+        if any(a.name == "training_mode" and a.i for node in all_nodes(model) for a in node.attribute):
             left_out.append("ConstantSharing")  # a BatchNormalization overwrites statistics that others read then
         if left_out:
             arguments["disabled_optimizers"] = [*(arguments.get("disabled_optimizers") or ()), *left_out]

@@ -12,9 +12,12 @@ from onnx_backprop.converters.recompute.marks import DROPPED, VIEW, originals
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label, unsupported
 from onnx_backprop.converters.reverse.known import constant_value
+from onnx_backprop.converters.reverse.models.faults import RENEWED
 from onnx_backprop.converters.rules.common import as_shaped
 from onnx_backprop.converters.training.names import RANDOM_STATE
+from onnx_backprop.opset.core.errors import warn
 from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.walk import is_standard
 
 _SHOWN = 4  # modules that a warning lists
 
@@ -77,7 +80,7 @@ def keep_statistics(
 
 def infer_mode(graph: ir.Graph) -> None:
     """Put every Dropout and BatchNormalization into inference mode, the Dropouts that `draw_masks` rewrote too."""
-    for node, value in originals(graph, DROPPED, VIEW):
+    for node, value in originals(graph, DROPPED, RENEWED, VIEW):
         _replace(graph, node.outputs[0], value)
     for node in list(graph):
         if node.domain == "" and node.op_type == "Dropout" and len(node.inputs) > 2:
@@ -85,14 +88,7 @@ def infer_mode(graph: ir.Graph) -> None:
         elif node.domain == "" and node.op_type == "BatchNormalization" and _renews(node):
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)
             for place in STATISTICS:
-                statistic = node.inputs[place]
-                while statistic is not None and statistic.producer() is not None:
-                    earlier = statistic.producer()
-                    assert earlier is not None
-                    if earlier.op_type != "BatchNormalization":
-                        break
-                    statistic = earlier.inputs[place]
-                node.replace_input_with(place, statistic)
+                node.replace_input_with(place, _first_statistic(node, place))
     for node in list(graph):
         if node.domain == "" and node.op_type == "BatchNormalization" and not _trains(node):
             _hold_statistics(graph, node)
@@ -128,6 +124,10 @@ def renew_statistics(graph: ir.Graph, op: Builder) -> dict[ir.Value, ir.Value]:
             if statistic in current:
                 node.replace_input_with(place, current[statistic])
             current[statistic] = new
+    inside = [n for body in graph.subgraphs() for n in body if is_standard(n, "BatchNormalization") and _trains(n)]
+    if inside:
+        shown = ", ".join(repr(label(n)) for n in inside[:_SHOWN]) + (" …" if inside[_SHOWN:] else "")
+        warn(f"no step renews the running statistics of BatchNormalization {shown} in a branch or the body of a loop")
     return current
 
 
@@ -238,15 +238,21 @@ def _renews(node: ir.Node) -> bool:
 
 def _computes_statistics(node: ir.Node) -> bool:
     """Whether the statistics that a BatchNormalization reads are results of other nodes than such a one."""
-    for place in STATISTICS:
-        value = node.inputs[place]
-        while value is not None and (maker := value.producer()) is not None:
-            if constant_value(value) is not None:
-                break
-            if maker.op_type != "BatchNormalization" or value.index() == 0:
-                return True
-            value = maker.inputs[place]
-    return False
+    values = [value for place in STATISTICS if (value := _first_statistic(node, place)) is not None]
+    return any(value.producer() is not None and constant_value(value) is None for value in values)
+
+
+def _first_statistic(node: ir.Node, place: int) -> ir.Value | None:
+    """What the first BatchNormalization reads of those that renew a statistic in turn, through Identity nodes too."""
+    value = node.inputs[place]
+    while value is not None and (earlier := value.producer()) is not None and constant_value(value) is None:
+        if is_statistic(value):
+            value = earlier.inputs[place]
+        elif is_standard(earlier, "Identity"):
+            value = earlier.inputs[0]
+        else:
+            break
+    return value
 
 
 def _source(value: ir.Value | None) -> str:
@@ -284,7 +290,7 @@ def _ratio(node: ir.Node) -> float:
 
 def _as_initializer(graph: ir.Graph, node: ir.Node, place: int) -> ir.Value:
     """The running statistic that a node reads, as an initializer."""
-    value = node.inputs[place]
+    value = _first_statistic(node, place)
     array = None if value is None else ir.convenience.get_const_tensor(value)
     if value is None or array is None:
         raise unsupported(

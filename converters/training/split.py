@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from onnx_backprop.converters.reverse.models.faults import RENEWED
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
@@ -104,6 +105,8 @@ def _renewed(new: str, nodes: list[NodeProto], maker: Mapping[str, int]) -> str 
     """The statistic of a BatchNormalization that `new` is, or a copy of by Identity, as where other nodes read it."""
     while new in maker and not nodes[maker[new]].domain:
         node = nodes[maker[new]]
+        if any(entry.key == RENEWED for entry in node.metadata_props):
+            return new
         if node.op_type == "BatchNormalization":
             return None if new == node.output[0] else new
         if node.op_type != "Identity":

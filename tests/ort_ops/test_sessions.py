@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import parser
+from onnx import numpy_helper, parser
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # pyright: ignore[reportAttributeAccessIssue]
 
 import onnx_backprop as ob
@@ -223,3 +223,20 @@ def test_products_with_dequantized_weights_are_exact(lean: bool, rng: np.random.
     rounding.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")
     sessions.be_lean(rounding)
     assert rounding.get_session_config_entry("session.qdq_matmulnbits_accuracy_level") == "4"
+
+
+def test_a_normalization_of_a_function_overwrites_what_no_other_node_reads() -> None:
+    """In training mode, with a mean of zeros, of which onnxruntime keeps one for it and for what is added."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18, "own": 1]> g (float[N,3] x) => (float[N,3] y) '
+        "<float[3] s = {1, 2, 3}, float[3] b = {0, 0, 0}, float[3] v = {1, 1, 1}> "
+        "{ h = own.norm(x, s, b, b, v) y = Add(h, b) } "
+        '<domain: "own", opset_import: ["": 18]> norm (x, s, b, m, v) => (h) '
+        "{ h, m1, v1 = BatchNormalization<training_mode = 1>(x, s, b, m, v) }"
+    )
+    model.graph.node[0].input[3] = "m"
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(3, np.float32), "m"))
+    session, x = ob.session(model), np.float32([[1, 2, 3], [3, 5, 4]])
+    expected = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * np.float32([1, 2, 3])
+    for _ in range(3):
+        np.testing.assert_allclose(np.asarray(session.run(None, {"x": x})[0]), expected, rtol=1e-5)

@@ -122,6 +122,9 @@ def _explicit_pool(
             op_type=node.op_type,
             node=called(node),
         )
+    if left_out and len(node.output) > 1:  # whose Indices count all pixels of x; ceil_mode changes nothing
+        assign(node.attribute, [a for a in node.attribute if a.name != "ceil_mode"])
+        return True
     pairs = [_same_pads(same_excess(*axis), upper=attributes["auto_pad"] == b"SAME_UPPER") for axis in known]
     _set_pads(graph, node, [pair[n] for n in (0, 1) for pair in pairs])
     return True

@@ -25,7 +25,6 @@ from onnx_backprop.opset.functions.half import note_optimisers
 from onnx_backprop.opset.functions.use_kernels import DEFAULT_KERNELS, attach_kernels, check_kernels
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.types import type_dims
-from onnx_backprop.opset.graphs.walk import is_standard
 
 if TYPE_CHECKING:
     from onnx_backprop.converters.reverse.batching.add_axis import OneRow
@@ -116,29 +115,16 @@ def backward(
     return draft.finish_derivative(Derivative("vjp", stage.seeds, gradients))
 
 
-def finish(ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool) -> ModelProto:
-    """Serialise, keep what the graph library drops, attach kernels."""
-    _expose_statistics(ir_model.graph)
-    avoid_faults(ir_model)
+def finish(
+    ir_model: ir.Model, original: ModelProto, kernels: str, *, inline: bool, carried: Collection[str] = ()
+) -> ModelProto:
+    """Serialise, keep what the graph library drops, attach kernels. carried: see `avoid_faults`."""
+    avoid_faults(ir_model, carried)
     proto = infer_large(to_proto(ir_model))
     proto.training_info.extend(original.training_info)
     note_optimisers(proto)
     attach_kernels(proto, kernels)
     return inlined(proto) if inline else proto
-
-
-def _expose_statistics(graph: ir.Graph) -> None:
-    """Make running statistics that a BatchNormalization in training mode renews inputs with their values as defaults.
-
-    onnxruntime keeps one of equal constants, as the zeros of a fresh mean and of a fresh bias, and renews a constant
-    mean in place before it reads the bias: its outputs are wrong. Of inputs it does neither.
-    """
-    for node in graph:
-        mode = node.attributes.get("training_mode")
-        if is_standard(node, "BatchNormalization") and mode is not None and mode.as_int():
-            for value in node.inputs[3:5]:
-                if value is not None and value.is_initializer() and not value.is_graph_input():
-                    graph.inputs.append(value)
 
 
 class Draft:
@@ -170,6 +156,7 @@ class Draft:
         self._how = {"straight_through": straight_through, "strict": strict, "checkpoint": checkpoint}
         self._progress: Progress = progress
         self._one_row: OneRow | None = None
+        self.statistics: dict[str, str] = {}
         self._came = model
         if ready and isinstance(model, ModelProto):
             self.original, self.model = model, to_ir(model)
@@ -207,7 +194,7 @@ class Draft:
 
     def finish(self) -> ModelProto:
         """The converted model."""
-        return finish(self.model, self.original, self.kernels, inline=self._inline)
+        return finish(self.model, self.original, self.kernels, inline=self._inline, carried=self.statistics)
 
     def finish_derivative(self, derivative: Derivative) -> ModelProto:
         """The model with a derivative, which it notes, see `finish_short`."""

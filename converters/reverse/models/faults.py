@@ -21,10 +21,17 @@ EliminateIdentity has just taken away: "Node input is not a graph input, initial
     Mul(Identity(x), Div(1, z)) -> Mul(Identity(x), Identity(Div(1, z)))        beside a Cast to the type of x likewise
 
 The copy stays, since a later derivative may stop at it, or be taken by it.
+
+A BatchNormalization in training mode writes its new statistics over those that it reads, whoever else reads them: other
+nodes, later runs, and what was joined with equal numbers. Unless a training feeds them anew for each step, it gets
+others of its own, which its result does not depend on, and the new ones are computed beside it.
 """
+
+from collections.abc import Collection
 
 import onnx_ir as ir
 
+from onnx_backprop.converters.prepare.exporters.statistics import STATISTICS
 from onnx_backprop.converters.prepare.stops import put_identity
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value, dims
@@ -32,16 +39,21 @@ from onnx_backprop.opset.functions.mat_mul_n_bits import NAME as MAT_MUL_N_BITS
 from onnx_backprop.opset.graphs.names import used_names
 from onnx_backprop.opset.graphs.walk import is_standard
 
+RENEWED = "onnx_backprop.renewed"  # in a node's metadata: the running statistic that its output stands for
+_UNLIKE_OTHERS = 0.3125  # is added to statistics, which are zeros and ones at first, as what others read is
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-def avoid_faults(model: ir.Model) -> None:
-    """Rewrite what onnxruntime breaks, in place."""
+def avoid_faults(model: ir.Model, carried: Collection[str] = ()) -> None:
+    """Rewrite what onnxruntime breaks, in place. carried: running statistics that are fed anew for each step."""
     graphs = [model.graph, *model.graph.subgraphs()]
     for node in (node for graph in graphs for node in graph if node.op_type == MAT_MUL_N_BITS):
         if _is_half(node.inputs[2]) or not all(map(_is_constant, node.inputs[2:4])):
             node.attributes.pop("accuracy_level", None)
     nodes = [(graph, node) for graph in graphs for node in graph if not node.domain]
+    for graph, node in nodes:
+        if node.op_type == "BatchNormalization" and not all(_is_fed(node, n, carried) for n in STATISTICS):
+            _keep_statistics(graph, node, used_names(model.graph))
     quotients = [(graph, node) for graph, node in nodes if node.op_type == "Mul" and any(map(_is_copy, node.inputs))]
     transposes = any(node.op_type == "Transpose" for _, node in nodes)
     products = [one for one in nodes if one[1].op_type == "MatMul" and _is_torn(one[1])]
@@ -102,6 +114,40 @@ def _is_moved_through(node: ir.Node) -> bool:
     mode, smooth = node.attributes.get("mode"), node.attributes.get("antialias")
     cubic = node.op_type == "Resize" and mode is not None and mode.as_string() == "cubic"
     return cubic and not (smooth and smooth.as_int()) and dims(node.outputs[0]) is not None
+
+
+def _is_fed(node: ir.Node, place: int, carried: Collection[str]) -> bool:
+    """Whether a BatchNormalization may overwrite the statistic that it reads, or is in inference mode, and does not."""
+    mode, value = node.attributes.get("training_mode"), node.inputs[place]
+    if mode is None or not mode.as_int() or value is None:
+        return True
+    earlier = value.producer()
+    renewed = earlier is not None and is_standard(earlier, "BatchNormalization") and bool(value.index())
+    return len(value.uses()) == 1 and not value.is_graph_output() and (renewed or value.name in carried)
+
+
+def _keep_statistics(graph: ir.Graph, node: ir.Node, names: set[str]) -> None:
+    """m' = p·m + (1 - p)·mean(x), and of the variance likewise, beside a node that reads other statistics."""
+    op, momentum = Builder(names), node.attributes.get("momentum")
+    p, x = 0.9 if momentum is None else momentum.as_float(), node.inputs[0]
+    assert x is not None
+    op.prefix = node.name or str(node.outputs[0].name)
+    wide, rank = op.Cast(x, to=ir.DataType.FLOAT) if x.dtype in _HALF else x, _rank(x)
+    axes = op.Concat([0], op.Range(2, op.Size(op.Shape(x)), 1), axis=0) if rank is None else [0, *range(2, rank)]
+    for place, old in zip(STATISTICS, node.outputs[1:], strict=False):
+        statistic = node.inputs[place]
+        assert statistic is not None
+        if old.uses() or old.is_graph_output():
+            around = wide if place == STATISTICS[0] else op.Sub(wide, op.ReduceMean(wide, axes, keepdims=1))
+            now = op.ReduceMean(around if around is wide else op.Mul(around, around), axes, keepdims=0)
+            behind = _behind(graph, old, names, "CastLike")
+            behind.replace_input_with(0, op.Add(op.Mul(op.CastLike(statistic, now), p), op.Mul(now, 1 - p)))
+            behind.resize_inputs(2)
+            behind.replace_input_with(1, statistic)
+            behind.metadata_props[RENEWED] = str(statistic.name)
+        node.replace_input_with(place, op.Add(statistic, _UNLIKE_OTHERS))
+        op.nodes[-1].metadata_props[RENEWED] = str(statistic.name)
+    graph.insert_before(node, op.nodes)
 
 
 def _is_torn(node: ir.Node) -> bool:

@@ -146,3 +146,21 @@ def test_pixels_that_are_left_out_before_gaps_are_refused() -> None:
     )
     with pytest.raises(ob.UnsupportedError, match="AveragePool 'y': auto_pad SAME_UPPER with dilations"):
         prepare(model)
+
+
+@pytest.mark.parametrize("pad", ["SAME_UPPER", "SAME_LOWER"])
+@pytest.mark.parametrize(("length", "kept"), [(6, [0, 4]), (8, [1, 5])])
+def test_indices_of_a_pool_that_leaves_out_pixels(pad: str, length: int, kept: list[int]) -> None:
+    """Its Indices count those pixels too; each window is one pixel."""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> g (float[1, 1, {length}] x) => (float[1, 1, 2] y) {{ '
+        f'p, i = MaxPool<kernel_shape = [1], strides = [4], auto_pad = "{pad}", ceil_mode = 1>(x) '
+        "f = Cast<to = 1>(i) y = Mul(p, f) }"
+    )
+    x = np.arange(1, length + 1, dtype=np.float32).reshape(1, 1, length)
+    session = ob.session(ob.vjp(model, ["x"], ["y"]))
+    y, dx = session.run(["y", "x_grad"], {"x": x, "y_grad": np.ones((1, 1, 2), np.float32)})
+    np.testing.assert_array_equal(np.asarray(y), run(model, x)[0])
+    expected = np.zeros(length)
+    expected[kept] = kept
+    np.testing.assert_allclose(np.asarray(dx).ravel(), expected)

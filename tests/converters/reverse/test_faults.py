@@ -205,3 +205,43 @@ def test_a_hessian_by_single_numbers() -> None:
     )
     expected = {"x_hessian_x": 4, "x_hessian_u": 6, "u_hessian_x": 6, "u_hessian_u": 0}
     assert {name: float(np.asarray(answers[name])) for name in expected} == expected
+
+
+NORM = "h, m1, v1 = BatchNormalization<training_mode = 1, momentum = 0.75>(x, s, b, m, v)"
+READ = f"{NORM} r = Reshape(m1, k) t = Reshape(v1, k) u = Mul(r, t) y = Add(h, u)"
+INSIDE = (
+    f"y = If(c) <then_branch = t () => (float[N,3,2] a) {{ {READ.replace('y =', 'a =')} }}, "
+    "else_branch = e () => (float[N,3,2] d) { d = Neg(x) }>"
+)
+
+
+@pytest.mark.parametrize("inputs", ["", ", float[3] m, float[3] v"])
+@pytest.mark.parametrize("body", [READ, INSIDE])
+def test_statistics_that_a_normalization_overwrites(body: str, inputs: str) -> None:
+    """Each run gives what a first one gives: those of the batch, beside what is stored, and the caller's stay."""
+    stored = {"m": np.float32([0.5, 0, 1]), "v": np.float32([1, 2, 1])}
+    model = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 18]> g (float[N,3,2] x, bool c{inputs}) => (float[N,3,2] y) '
+        f"<float[3] s = {{1, 2, 3}}, float[3] b = {{0, 0, 0}}, int64[2] k = {{3, 1}}> {{ {body} }}"
+    )
+    if not inputs:
+        model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in stored.items())
+    derived = ob.backward(model, wrt=["x"], of=["y"])
+    session = onnxruntime.InferenceSession(derived.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(3).standard_normal((4, 3, 2)).astype(np.float32)
+    mean, var = x.mean((0, 2), keepdims=True), x.var((0, 2), keepdims=True)
+    m, v = (array.reshape(3, 1) for array in stored.values())
+    scaled = (x - mean) / np.sqrt(var + 1e-5) * np.float32([1, 2, 3]).reshape(3, 1)
+    expected = scaled + (0.75 * m + 0.25 * mean) * (0.75 * v + 0.25 * var)
+    kept = {name: array.copy() for name, array in stored.items()}
+    feeds = {"x": x, "c": np.array(True), "y_grad": np.ones_like(x)} | (kept if inputs else {})
+    feeds = {value.name: feeds[value.name] for value in session.get_inputs()}
+    first, second = (session.run(["y", "x_grad"], feeds) for _ in range(2))
+    np.testing.assert_allclose(np.asarray(first[0]), expected, rtol=1e-4, atol=1e-5)
+    # of Σ y the normalised part has no gradient
+    dx = 8 * (0.25 * (0.75 * v + 0.25 * var) / 8 + (0.75 * m + 0.25 * mean) * 0.25 * 2 * (x - mean) / 8)
+    np.testing.assert_allclose(np.asarray(first[1]), dx, rtol=1e-3, atol=1e-4)
+    for a, again in zip(first, second, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(again))
+    for name, array in stored.items():
+        np.testing.assert_array_equal(kept[name], array)

@@ -230,3 +230,38 @@ def test_the_exported_model_reads_the_statistics_that_are_stored(tmp_path: Path)
     expected = _normalised(X, v["mean"], v["var"], v["w"], v["b"]) + v["mean"].reshape(3, 1)
     np.testing.assert_allclose(np.asarray(y), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(v["mean"], 0.9 * np.float32([1, 0, 2]) + 0.1 * X.mean((0, 2)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("handed", ["m1, v1", "mi, vi"])
+def test_statistics_that_one_normalization_hands_on_to_another(handed: str, tmp_path: Path) -> None:
+    """Both renew one state, in turn, through Identity nodes too, and both are in inference mode when exported."""
+    text = (
+        "a, m1, v1 = BatchNormalization<training_mode=1>(x, w, b, mean, var) mi = Identity(m1) vi = Identity(v1) "
+        f"y, m2, v2 = BatchNormalization<training_mode=1>(a, u, b, {handed})"
+    )
+    weights = "<float[3] w = {1, 2, 3}, float[3] u = {2, 1, 1}, float[3] b = {0, 1, 0}, float[3] mean = {1, 0, 2}, "
+    model = parser.parse_model(f"{HEADER}{weights} float[3] var = {{1, 2, 4}}> {{ {text} }}")
+    graph = ob.training_graph(model, loss="mse", optimizer="sgd", tie=[])
+    trainer = ob.Trainer(graph, learning_rate=0.0)
+    trainer.step({"x": X, "target": TARGET})
+    trainer.export(tmp_path / "model.onnx")
+    exported = onnx.load(tmp_path / "model.onnx")
+    nodes = [node for node in exported.graph.node if node.op_type == "BatchNormalization"]
+    assert [(list(node.input[3:]), len(node.output)) for node in nodes] == [(["mean", "var"], 1)] * 2
+    assert not any(a.i for node in nodes for a in node.attribute if a.name == "training_mode")
+    v = _values(exported)
+    once = 0.9 * np.float32([1, 0, 2]) + 0.1 * X.mean((0, 2))
+    np.testing.assert_allclose(v["mean"], 0.9 * once + 0.1 * np.float32([0, 1, 0]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_normalization_in_a_branch_is_named() -> None:
+    text = (
+        "y = If(c) <then_branch = t () => (float[N,3,L] a) { a, m, v = BatchNormalization<training_mode=1>(x, w, b, mean, var) },"
+        " else_branch = e () => (float[N,3,L] d) { d = Neg(x) }>"
+    )
+    weights = "<float[3] w = {1, 2, 3}, float[3] b = {0, 1, 0}, float[3] mean = {1, 0, 2}, float[3] var = {1, 2, 4}>"
+    model = parser.parse_model(HEADER.replace(" x)", " x, bool c)") + weights + f"{{ {text} }}")
+    with pytest.warns(
+        ob.OnnxBackpropWarning, match="no step renews the running statistics of BatchNormalization 'a' in a"
+    ):
+        ob.training_graph(model, loss="mse", optimizer="sgd")
