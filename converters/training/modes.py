@@ -29,6 +29,8 @@ def train(graph: ir.Graph) -> bool:
     """
     nodes = [node for node in graph if node.domain == "" and node.op_type in ("BatchNormalization", "Dropout")]
     nodes = [node for node in nodes if node.op_type == "Dropout" or not _computes_statistics(node)]
+    if inside := _inside(graph, "BatchNormalization", "Dropout"):
+        warn(f"training_mode leaves {_listed(inside)} as they are, which are in a branch or a loop")
     yes: ir.Value | None = None
     for node in nodes:
         if node.op_type == "BatchNormalization":
@@ -49,10 +51,10 @@ def nothing_to_switch(model: ir.Model) -> str:
     shown = ", ".join(map(repr, modules[:_SHOWN])) + (f" and {len(modules) - _SHOWN} more" if modules[_SHOWN:] else "")
     folded = f"The exporter folded {shown} into other layers" if modules else "torch's exporters fold and drop them"
     return (
-        "training_mode=True: the model has no BatchNormalization with running statistics and no Dropout, so that there "
-        f"is nothing to switch. {folded}, for inference. Export the module by onnx_backprop.torch.export, or by "
-        "torch.onnx.export with dynamo=True, optimize=False, or with dynamo=False, training=TrainingMode.TRAINING, "
-        "do_constant_folding=False"
+        "training_mode=True: the model has no BatchNormalization with running statistics and no Dropout outside of "
+        f"branches and loops, so that there is nothing to switch. {folded}, for inference. Export the module by "
+        "onnx_backprop.torch.export, or by torch.onnx.export with dynamo=True, optimize=False, or with dynamo=False, "
+        "training=TrainingMode.TRAINING, do_constant_folding=False"
     )
 
 
@@ -124,11 +126,19 @@ def renew_statistics(graph: ir.Graph, op: Builder) -> dict[ir.Value, ir.Value]:
             if statistic in current:
                 node.replace_input_with(place, current[statistic])
             current[statistic] = new
-    inside = [n for body in graph.subgraphs() for n in body if is_standard(n, "BatchNormalization") and _trains(n)]
-    if inside:
-        shown = ", ".join(repr(label(n)) for n in inside[:_SHOWN]) + (" …" if inside[_SHOWN:] else "")
-        warn(f"no step renews the running statistics of BatchNormalization {shown} in a branch or the body of a loop")
+    if inside := [node for node in _inside(graph, "BatchNormalization") if _trains(node)]:
+        warn(f"no step renews the running statistics of BatchNormalization {_listed(inside)} in a branch or a loop")
     return current
+
+
+def _inside(graph: ir.Graph, *op_types: str) -> list[ir.Node]:
+    """The nodes of some operators in branches and in bodies of loops."""
+    return [node for body in graph.subgraphs() for node in body if is_standard(node, *op_types)]
+
+
+def _listed(nodes: list[ir.Node]) -> str:
+    shown = ", ".join(repr(label(node)) for node in nodes[:_SHOWN])
+    return f"{shown} and {len(nodes) - _SHOWN} more" if nodes[_SHOWN:] else shown
 
 
 def is_statistic(value: ir.Value) -> bool:

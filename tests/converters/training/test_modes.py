@@ -265,3 +265,7 @@ def test_a_normalization_in_a_branch_is_named() -> None:
         ob.OnnxBackpropWarning, match="no step renews the running statistics of BatchNormalization 'a' in a"
     ):
         ob.training_graph(model, loss="mse", optimizer="sgd")
+    with pytest.warns(ob.OnnxBackpropWarning) as caught:
+        ob.training_graph(model, loss="mse", optimizer="sgd", training_mode=True)
+    texts = [str(warning.message) for warning in caught]
+    assert any("training_mode leaves 'a' as they are, which are in a branch or a loop" in text for text in texts)
