@@ -7,6 +7,10 @@ when it loads the model. Every float16 MatMul has such Casts on a processor.
     MatMul(Transpose(x), w) -> Transpose(MatMul(x, w))          or, where that is another product,
     MatMul(Transpose(x), w) -> Cast(MatMul(Transpose(Cast(x)), Cast(w)))
 
+It also fuses a Transpose into a product by a vector, which the fused node computes without it (1.32):
+
+    MatMul(Transpose(x), v) -> Squeeze(MatMul(Transpose(x), Unsqueeze(v, 1)), -1)
+
 The transpose optimiser moves a Transpose through a cubic Resize to cancel another one; no kernel takes what results. A
 Reshape to the same shape behind the Resize, which costs nothing, keeps it from doing so.
 
@@ -54,6 +58,16 @@ def avoid_faults(model: ir.Model, carried: Collection[str] = ()) -> None:
     for graph, node in nodes:
         if node.op_type == "BatchNormalization" and not all(_is_fed(node, n, carried) for n in STATISTICS):
             _keep_statistics(graph, node, used_names(model.graph))
+    for graph, node in [one for one in nodes if one[1].op_type == "MatMul" and _is_by_vector(one[1])]:
+        names, vector = used_names(model.graph), node.inputs[1]
+        op = Builder(names)
+        node.replace_input_with(1, op.Unsqueeze(vector, [1]))
+        last = op.ints([-1])
+        graph.insert_before(node, op.nodes)
+        behind = _behind(graph, node.outputs[0], names, "Squeeze")
+        behind.resize_inputs(2)
+        behind.replace_input_with(1, last)
+        node.outputs[0].shape = None
     quotients = [(graph, node) for graph, node in nodes if node.op_type == "Mul" and any(map(_is_copy, node.inputs))]
     transposes = any(node.op_type == "Transpose" for _, node in nodes)
     products = [one for one in nodes if one[1].op_type == "MatMul" and _is_torn(one[1])]
@@ -148,6 +162,13 @@ def _keep_statistics(graph: ir.Graph, node: ir.Node, names: set[str]) -> None:
         node.replace_input_with(place, op.Add(statistic, _UNLIKE_OTHERS))
         op.nodes[-1].metadata_props[RENEWED] = str(statistic.name)
     graph.insert_before(node, op.nodes)
+
+
+def _is_by_vector(node: ir.Node) -> bool:
+    """Whether a node multiplies a matrix by a vector: what made it may be a Transpose behind nodes that are removed."""
+    matrix, vector = node.inputs
+    computed = matrix is not None and matrix.producer() is not None
+    return computed and vector is not None and _rank(vector) == 1
 
 
 def _is_torn(node: ir.Node) -> bool:

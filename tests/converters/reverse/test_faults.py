@@ -245,3 +245,22 @@ def test_statistics_that_a_normalization_overwrites(body: str, inputs: str) -> N
         np.testing.assert_array_equal(np.asarray(a), np.asarray(again))
     for name, array in stored.items():
         np.testing.assert_array_equal(kept[name], array)
+
+
+@pytest.mark.parametrize(("shape", "perm"), [((4, 3), [1, 0]), ((2, 4, 3), [0, 2, 1])])
+@pytest.mark.parametrize("cast", ["t = Identity(u)", "t = Cast<to = 1>(u)"])
+def test_a_transposed_matrix_by_a_vector(shape: tuple[int, ...], perm: list[int], cast: str) -> None:
+    """MatmulTransposeFusion leaves the transpose out, where the matrix is no constant: the loss was another one."""
+    model = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 18]> g (float[{", ".join("ABC"[: len(shape)])}] w, float[D] v) => (float y) '
+        f"{{ u = Transpose<perm = {perm}>(w) {cast} p = MatMul(t, v) q = Mul(p, p) y = ReduceSum<keepdims = 0>(q) }}"
+    )
+    rng = np.random.default_rng(1)
+    w, v = (rng.standard_normal(lengths).astype(np.float32) for lengths in (shape, shape[-2:-1]))
+    derived = ob.backward(model, wrt=["w", "v"], of=["y"])
+    session = onnxruntime.InferenceSession(derived.SerializeToString(), providers=["CPUExecutionProvider"])
+    y, dw, dv = session.run(["y", "w_grad", "v_grad"], {"w": w, "v": v})
+    product = np.swapaxes(w, -1, -2) @ v
+    assert float(np.asarray(y)) == pytest.approx(float((product**2).sum()), rel=1e-5)
+    np.testing.assert_allclose(np.asarray(dw), 2 * product[..., None, :] * v[:, None], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(dv), 2 * (w @ product[..., None]).reshape(-1, v.size).sum(0), rtol=1e-4)
