@@ -61,16 +61,17 @@ def select(
     """
     check_names(argument, patterns)
     pool, further = _by_alias(names), _by_alias(exact)
-    result: dict[str, bool] = {}  # name -> whether it was written out
+    result: dict[str, None] = {}
+    written = set[str | re.Pattern[str]]()  # not what they choose: each name of a tied tensor may be given
     for pattern in patterns:
         if not isinstance(pattern, str | re.Pattern):
             raise InvalidArgumentError(f"expected names or patterns, got {pattern!r}", argument)
         chosen = (pool.get(pattern) or further.get(pattern)) if isinstance(pattern, str) else None
         if chosen:
-            if len(chosen) == 1 and result.get(chosen[0]):
+            if len(chosen) == 1 and pattern in written:
                 raise InvalidArgumentError(f"{pattern!r} is given twice", argument)
-            for name in chosen:
-                result[name] = result.get(name, False) or len(chosen) == 1
+            written.add(pattern)
+            result.update(dict.fromkeys(chosen))
             continue
         matched = _matches(argument, pattern, pool)
         if not matched:
@@ -79,7 +80,7 @@ def select(
         if isinstance(names, Mapping):
             _warn_of_parts(argument, pattern, set(chosen), names)
         for name in sorted(chosen, key=list(names).index):
-            result.setdefault(name, False)
+            result.setdefault(name)
     return list(result)
 
 

@@ -39,6 +39,10 @@ def test_what_is_written_out() -> None:
     assert written_out(["enc.0.weight", "enc.2", "w[0]", "enc.2.*"], NAMES) == {"val_1", "w[0]"}
 
 
+def test_a_tied_tensor_may_be_given_by_each_of_its_names() -> None:
+    assert select("frozen", ["a.bias", "b.bias"], {"a.bias": ("a.bias", "a", "b.bias", "b")}) == ["a.bias"]
+
+
 def test_a_part_of_a_module_is_told() -> None:
     names = {
         "enc.0.weight": ("enc.0.weight", "enc.0", "enc"),
