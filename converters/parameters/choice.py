@@ -15,7 +15,15 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.parameters import structure, values
 from onnx_backprop.converters.parameters.structure import CLASSES, NEVER_TRAINED, SINGLE, STATISTIC, Use
-from onnx_backprop.converters.prepare.exporters.origins import FOLDED, FROZEN, NAMED, Origin, is_operation, origin_of
+from onnx_backprop.converters.prepare.exporters.origins import (
+    FOLDED,
+    FROZEN,
+    NAMED,
+    Origin,
+    is_operation,
+    normed_by,
+    origin_of,
+)
 from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER, TIES
 from onnx_backprop.opset.graphs.walk import is_standard
 
@@ -44,7 +52,6 @@ _OUTPUT_OF = re.compile(r"/(?:.*/)?([A-Za-z]+)(?:_\d+)?_output_\d+")  # TorchScr
 _WRITTEN = re.compile(r"val_\d+|/(.*/)?(Cast|Sqrt)(_\d+)?_output_\d+")  # single numbers that the code has, or lengths
 _PADDLE = re.compile(r".+_\d+\.[wb]_\d+")  # Paddle's parameters, and its buffers
 _PADDLE_BUFFER = re.compile(r"generated_tensor_\d+")
-_ITERATED = re.compile(r".*\.parametrizations\.\w+\.\d+\._[uv]")  # vectors of spectral_norm; the older one has others
 _GENERATED = re.compile(
     r"^\W*\d*$|(^|[/_.:])constants?[/_.:\d]|(^|[/_.:])(\w|c(on)?st\w*|val_\d+)(:\d+)?$|::|_(out(put)?|expr)_\d+|^_",
     re.IGNORECASE,
@@ -128,7 +135,7 @@ def choose(graph: ir.Graph, floats: Collection[ir.Value], loss: ir.Value | None 
 
 @dataclass(frozen=True)
 class _Context:
-    """What an input is normalised by, sines and cosines, the modules of `_frozen_norms`, the names of `_iterated`,
+    """What an input is normalised by, sines and cosines, the modules of `_frozen_norms`, what `_iterated` says,
     factors of the loss.
 
     stated: whether the file says which parameters require a gradient.
@@ -137,7 +144,7 @@ class _Context:
     normalising: set[ir.Value]
     angles: set[ir.Value]
     frozen_norms: set[str]
-    iterated: set[str]
+    iterated: set[ir.Value]
     factors: set[ir.Value]
     stated: bool
 
@@ -158,14 +165,11 @@ def _frozen_norms(floats: Collection[ir.Value]) -> set[str]:
     }
 
 
-def _iterated(floats: Collection[ir.Value]) -> set[str]:
-    """The names of the vectors by which torch.nn.utils.spectral_norm estimates the norm of a weight.
-
-    weight_norm has a parameter weight_v too, beside a weight_g.
-    """
-    names = {origin_of(value).name for value in floats}
-    originals = [name.removesuffix("_orig") for name in names if name.endswith("_orig")]
-    return {f"{name}_{vector}" for name in originals for vector in "uv"} | set(filter(_ITERATED.fullmatch, names))
+def _iterated(floats: Collection[ir.Value]) -> set[ir.Value]:
+    """The vectors of spectral_norm. Parameters may have such names too, as factors of low rank, or weight_norm's."""
+    values_by_name = {origin_of(value).name: value for value in floats}
+    pairs = ((value, values_by_name.get(normed_by(name))) for name, value in values_by_name.items())
+    return {value for value, weight in pairs if weight is not None and structure.is_iterated(value, weight)}
 
 
 def _judged(value: ir.Value, origin: Origin, context: _Context) -> _Verdict:
@@ -250,7 +254,7 @@ def _judged_by_name(
     role = None if role == SINGLE else role
     if defined is not None and defined.startswith(CLASSES):
         return _Verdict(defined)
-    if name in context.iterated:
+    if value in context.iterated:
         return _Verdict(BUFFERS[1])
     if leaf in ({"weight"}, {"bias"}) and name.rpartition(".")[0] in context.frozen_norms:
         return _Verdict(BUFFERS[1], "its module has running statistics for itself, as FrozenBatchNorm2d")

@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from itertools import combinations
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -68,6 +69,7 @@ _JOINING = ("Concat", "Sum")
 SINGLE, STATISTIC, FREQUENCY = "a single number", "statistic of an input", "frequency of Sin and Cos"
 BASE = "base that is scattered into"
 FACTOR = "factor of the loss"
+_ROUNDING = 1e-2  # how far the norm of a unit vector may be from 1, in numbers of 16 bits too
 _SCALE_AND_BIAS = {1: 1.0, 2: 0.0}  # the inputs of a normalisation and what stands there for none
 _NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization")
 _STATES = {"GRU": (5,), "LSTM": (5, 6), "RNN": (5,)}  # the inputs that are initial states
@@ -183,6 +185,24 @@ def is_single(value: ir.Value) -> bool:
 def is_vector(value: ir.Value) -> bool:
     """Whether one axis at most is longer than 1."""
     return value.shape is not None and sum(length != 1 for length in value.shape) <= 1
+
+
+def is_iterated(vector: ir.Value, weight: ir.Value) -> bool:
+    """Whether a vector is u or v where a weight W is divided by u · (W v), which is how spectral_norm has its norm."""
+    if vector.const_value is None or weight.const_value is None:
+        return False
+    array, lengths = vector.const_value.numpy(), weight.const_value.shape.numpy()
+    unit = array.ndim == 1 and abs(np.linalg.norm(array.astype(np.float64)) - 1) < _ROUNDING
+    if not unit or not any(length == array.size or length * array.size == prod(lengths) for length in lengths):
+        return False
+    products = [vector]
+    for _ in range(2):
+        uses = [use for value in products for use in uses_of(value)]
+        products = [node.outputs[0] for node, _ in uses if is_standard(node, "MatMul")]
+        readers = [use for value in products for use in value.uses()]
+        if any(is_standard(node, "Div") and n == 1 and source_of(node.inputs[0]) is weight for node, n in readers):
+            return True
+    return False
 
 
 def is_weight(value: ir.Value, node: ir.Node, index: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from math import prod
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -27,6 +26,7 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     is_uniform,
     leaf_of,
     module_of,
+    normed_by,
     owner,
     scope_of,
 )
@@ -82,39 +82,34 @@ def separate_named(
 
 
 def tie_reshaped(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[str, TensorProto]) -> Pairs:
-    """Put a Reshape of a parameter in the place of its reshaped copy, in place; the names of both.
+    """Put a Transpose and a Reshape of a kernel in the place of its copy as a matrix, in place; the names of both.
 
-    TorchScript writes down as numbers what spectral_norm makes of the kernel of a convolution, a matrix.
+    TorchScript writes down as numbers the matrix that spectral_norm makes of a kernel and multiplies by a vector. Other
+    equal parameters are apart: a module may begin with the identity, or with copies.
     """
     stored = {tensor.name: tensor for tensor in proto.graph.initializer} | large
-    named: dict[tuple[object, ...], list[TensorProto]] = {}
-    for name, tensor in stored.items():
-        if origins_by_name.get(name, Origin()).kind == NAMED:
-            named.setdefault(_start(tensor), []).append(tensor)
-    read = {name for node in proto.graph.node if is_standard(node, "MatMul") for name in node.input}
     names, pairs = used_names(proto.graph), Pairs()
-    for name in [name for name in stored if name in read and origins_by_name.get(name, Origin()).kind == FOLDED]:
-        copy = stored[name]
-        for tensor in named.get(_start(copy), []):
-            if list(tensor.dims) == list(copy.dims) or is_uniform(copy):
+    for node in [node for node in proto.graph.node if is_standard(node, "MatMul")]:
+        copy, kernel = stored.get(node.input[0]), stored.get(normed_by(node.input[1]))
+        if copy is None or kernel is None or origins_by_name.get(copy.name, Origin()).kind != FOLDED:
+            continue
+        for axis in range(len(kernel.dims)):
+            if not np.array_equal(np.moveaxis(to_array(kernel), axis, 0).ravel(), to_array(copy).ravel()):
                 continue
-            if np.array_equal(to_array(tensor).ravel(), to_array(copy).ravel()):
-                large.pop(name, None)
-                del origins_by_name[name]
-                assign(proto.graph.input, [value for value in proto.graph.input if value.name != name])
-                assign(proto.graph.initializer, [other for other in proto.graph.initializer if other.name != name])
-                lengths = numpy_helper.from_array(np.array(copy.dims, np.int64), unique(f"{name}/lengths", names))
-                proto.graph.initializer.append(lengths)
-                node = helper.make_node("Reshape", [tensor.name, lengths.name], [name], f"{name}/tied")
-                proto.graph.node.insert(0, node)
-                pairs.append((tensor.name, name))
-                break
+            name, moved = copy.name, unique(f"{copy.name}/moved", names)
+            large.pop(name, None)
+            del origins_by_name[name]
+            assign(proto.graph.input, [value for value in proto.graph.input if value.name != name])
+            assign(proto.graph.initializer, [other for other in proto.graph.initializer if other.name != name])
+            lengths = numpy_helper.from_array(np.array(copy.dims, np.int64), unique(f"{name}/lengths", names))
+            proto.graph.initializer.append(lengths)
+            perm = [axis, *(other for other in range(len(kernel.dims)) if other != axis)]
+            reshape = helper.make_node("Reshape", [moved, lengths.name], [name], f"{name}/tied")
+            transpose = helper.make_node("Transpose", [kernel.name], [moved], f"{moved}/tied", perm=perm)
+            assign(proto.graph.node, [transpose, reshape, *proto.graph.node])
+            pairs.append((kernel.name, name))
+            break
     return pairs
-
-
-def _start(tensor: TensorProto) -> tuple[object, ...]:
-    """What tensors of the same numbers have in common, at least."""
-    return tensor.data_type, prod(tensor.dims), to_array(tensor).ravel()[:1].tobytes()
 
 
 def _read_as(reader: tuple[NodeProto, int] | None) -> str:

@@ -76,6 +76,8 @@ PLACES = {
     "RMSNormalization": {1: "weight"},
 }
 _SLIMMED = re.compile(r"(/.*_output_\d+)_weight")  # how onnxslim calls the weight of a product
+# vectors of spectral_norm, the newer and the older one
+_ITERATED = re.compile(r"(?:(.+\.parametrizations\.\w+\.)\d+\._|(.+_))[uv]")
 _LEAVES = {1: "weight", 2: "bias"}  # of products and normalisations, by the input
 
 
@@ -183,6 +185,13 @@ def is_uniform(tensor: TensorProto) -> bool:
     return bool(array.size and (array == array.flat[0]).all())
 
 
+def is_plain(tensor: TensorProto) -> bool:
+    """Whether a tensor has two different numbers at most, as the identity, which several parameters may begin with."""
+    array = to_array(tensor).ravel()
+    others = array[array != array[:1]]
+    return bool((others == others[:1]).all())
+
+
 def module_of(node: NodeProto | ir.Node) -> str:
     """The module of PyTorch that a node comes from, as `encoder.layer.0`; "" for the outermost one, or if unknown."""
     if isinstance(node, NodeProto):
@@ -232,6 +241,12 @@ def is_rearranged(name: str) -> bool:
 def is_computed(name: str) -> bool:
     """Whether a name is one that TorchScript's exporter gives to what it has computed."""
     return _COMPUTED.fullmatch(name) is not None
+
+
+def normed_by(name: str) -> str:
+    """The name of the weight whose norm spectral_norm estimates by a vector, if the name is that of one; "" if not."""
+    match = _ITERATED.fullmatch(name)
+    return "" if match is None else f"{match[1]}original" if match[1] else f"{match[2]}orig"
 
 
 def leaf_of(node: NodeProto, index: int) -> str:

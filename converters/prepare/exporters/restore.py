@@ -21,6 +21,7 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     Origin,
     arguments_of,
     is_filled,
+    is_plain,
     is_rearranged,
     is_uniform,
     module_of,
@@ -133,7 +134,7 @@ def tie_transposed(
     pairs: list[tuple[str, str]] = []
     for name, origin in list(origins_by_name.items()):
         tensor = stored.get(name)
-        if tensor is None or origin.kind != FOLDED or name in read or len(tensor.dims) != 2 or is_uniform(tensor):
+        if tensor is None or origin.kind != FOLDED or name in read or len(tensor.dims) != 2 or is_plain(tensor):
             continue
         for table in tables:
             if list(table.dims) == [*reversed(tensor.dims)] and table.data_type == tensor.data_type:

@@ -89,6 +89,14 @@ def test_a_transposed_copy_that_is_no_embedding_stays_apart() -> None:
     assert set(graph.parameters) == {"actor.weight", "onnx::MatMul_9"}
 
 
+def test_an_embedding_and_a_head_that_begin_as_the_identity_are_two() -> None:
+    table = np.eye(6, dtype=np.float32)
+    file = scripted("e = Gather(table, ids) h = Tanh(e) y = MatMul(h, head)", {"table": table, "head": table})
+    file.graph.input[0].CopyFrom(helper.make_tensor_value_info("ids", TensorProto.INT64, [2]))
+    graph, _ = told_of(renamed(file, {"table": "e.weight", "head": "onnx::MatMul_23"}))
+    assert set(graph.parameters) == {"e.weight", "onnx::MatMul_23"}
+
+
 @pytest.mark.filterwarnings("ignore:the file does not say for sure")
 def test_lengths_that_onnxruntime_has_written_beside_a_gemm() -> None:
     """It writes tensors of these names again, beside the gradient's products, and did not load both."""

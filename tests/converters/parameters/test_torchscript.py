@@ -306,16 +306,32 @@ def test_a_slice_of_a_weight_that_another_call_reads_whole_is_named(part: slice)
     assert "onnx::MatMul_29) holds a part of the numbers of 'a.weight' (onnx::MatMul_19)" in said
 
 
-def test_buffers_of_spectral_norm() -> None:
-    """Vectors that the module iterates; weight_v of weight_norm is a parameter."""
-    body = "h = MatMul(x, n.weight_orig) a = Mul(h, n.weight_v) b = Mul(a, p.weight_v) y = Mul(b, vector)"
-    vector = "p.parametrizations.weight.0._v"
-    tensors = {"n.weight_orig": W, "n.weight_v": W[0], "p.weight_v": W[1], "vector": W[2]}
-    file = scripted(body, tensors)
-    file.graph.initializer[3].name = file.graph.node[3].input[1] = vector
-    graph, _ = told_of(file)
-    assert set(graph.parameters) == {"n.weight_orig", "p.weight_v"}
-    assert graph.left_out == dict.fromkeys(("n.weight_v", vector), "buffer, by its name")
+U, V = (vector / np.linalg.norm(vector) for vector in (W[:, 0], W[0]))
+SPECTRAL = "m = MatMul(l.w_orig, l.w_v) s = MatMul(l.w_u, m) d = Div(l.w_orig, s) y = MatMul(x, d)"
+LOW_RANK = "h = MatMul(x, l.w_orig) a = MatMul(x, l.w_u) b = MatMul(a, l.w_v) y = Add(h, b)"
+SCALES = "a = Mul(x, l.w_u) h = MatMul(a, l.w_orig) y = Mul(h, l.w_v)"
+
+
+@pytest.mark.parametrize("prefix", ["l.w_", "l.parametrizations.w."])
+@pytest.mark.parametrize(
+    ("body", "u", "v", "left_out"),
+    [(SPECTRAL, U, V, "uv"), (SPECTRAL, U, 2 * V, "u"), (SCALES, U, V, ""), (LOW_RANK, W[:, :2], W[:2], "")],
+)
+def test_vectors_of_spectral_norm(prefix: str, body: str, u: np.ndarray, v: np.ndarray, left_out: str) -> None:
+    """Other tensors that have their names are trained, and named in a warning."""
+    file = scripted(body, {"l.w_orig": W, "l.w_u": u, "l.w_v": v})
+    old = "l.w_orig", "l.w_u", "l.w_v"
+    new = old if prefix == "l.w_" else (f"{prefix}original", f"{prefix}0._u", f"{prefix}0._v")
+    names = dict(zip(old, new, strict=True))
+    for node in file.graph.node:
+        assign(node.input, [names.get(name, name) for name in node.input])
+    for tensor in file.graph.initializer:
+        tensor.name = names[tensor.name]
+    graph, said = told_of(file)
+    assert graph.left_out == {names[f"l.w_{vector}"]: "buffer, by its name" for vector in left_out}
+    for vector in set("uv") - set(left_out):
+        assert names[f"l.w_{vector}"] in graph.parameters
+        assert names[f"l.w_{vector}"] in said
 
 
 @pytest.mark.parametrize(
@@ -357,13 +373,33 @@ def test_weights_that_the_exporter_has_masked(weight: np.ndarray, masked: bool) 
     assert ("(onnx::MatMul_8) (it has exact zeros, as a weight" in said) is masked
 
 
-def test_a_reshaped_copy_of_a_parameter_is_tied_to_it() -> None:
-    """As of a kernel under spectral_norm, which is read as a matrix too."""
-    body = "a = MatMul(x, copy) s = ReduceMean<keepdims = 0>(a) f = Flatten(kernel) h = MatMul(x, f) y = Div(h, s)"
-    kernel = W.reshape(3, 2, 2)
-    file = scripted(body, {"copy": W, "kernel": kernel})
-    file.graph.initializer[0].name = file.graph.node[0].input[1] = "onnx::MatMul_9"
-    file.graph.initializer[1].name = file.graph.node[2].input[0] = "c.weight_orig"
+KERNEL = np.random.default_rng(1).standard_normal((3, 2, 2)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "vector", "axis", "tied"),
+    [
+        ("c.weight_orig", "c.weight_v", 0, True),
+        ("c.weight_orig", "c.weight_v", 1, True),  # of a transposed convolution
+        ("c.weight", "c.weight_v", 0, False),  # a layer may begin as a copy of another
+        ("c.weight_orig", "d.weight_v", 0, False),
+    ],
+)
+def test_the_matrix_that_spectral_norm_makes_of_a_kernel_is_tied_to_it(
+    kernel: str, vector: str, axis: int, tied: bool
+) -> None:
+    copy = np.moveaxis(KERNEL, axis, 0).reshape(KERNEL.shape[axis], -1)
+    body = "a = MatMul(copy, vector) s = MatMul(unit, a) f = Flatten(kernel) h = MatMul(x, f) y = Div(h, s)"
+    tensors = {"copy": copy, "kernel": KERNEL, "unit": np.ones(len(copy)), "vector": np.ones(copy.shape[1])}
+    file = scripted(body, {name: np.float32(array) for name, array in tensors.items()})
+    names = {"copy": "onnx::MatMul_9", "kernel": kernel, "vector": vector}
+    for node in file.graph.node:
+        assign(node.input, [names.get(name, name) for name in node.input])
+    for tensor in file.graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
     graph, said = told_of(file)
-    assert set(graph.parameters) == {"c.weight_orig"}
-    assert "'c.weight_orig' and 'onnx::MatMul_9'. It is trained as one" in said
+    assert kernel in graph.parameters
+    assert ("onnx::MatMul_9" in graph.parameters) is not tied
+    assert (f"'{kernel}' and 'onnx::MatMul_9'. It is trained as one" in said) is tied
+    feeds = {"x": np.float32([[0.1, 0.2, 0.3]]), "target": np.zeros((1, 4), np.float32), **graph.initial_values()}
+    ob.session(graph.model).run(None, feeds)
