@@ -167,7 +167,7 @@ def _frozen_norms(floats: Collection[ir.Value]) -> set[str]:
 
 def _iterated(floats: Collection[ir.Value]) -> set[ir.Value]:
     """The vectors of spectral_norm. Parameters may have such names too, as factors of low rank, or weight_norm's."""
-    values_by_name = {origin_of(value).name: value for value in floats}
+    values_by_name = {name: value for value in floats if (name := origin_of(value).name)}
     pairs = ((value, values_by_name.get(normed_by(name))) for name, value in values_by_name.items())
     return {value for value, weight in pairs if weight is not None and structure.is_iterated(value, weight)}
 

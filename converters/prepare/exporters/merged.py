@@ -28,6 +28,7 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     module_of,
     normed_by,
     owner,
+    paths,
     scope_of,
 )
 from onnx_backprop.opset.core.mapped import to_array
@@ -124,6 +125,7 @@ def _separate_modules(
     """Give the modules a tensor each that read one of another module, by the names of the nodes; the pairs."""
     pairs = Pairs()
     readers, names, makers = uses(proto.graph.node), used_names(proto.graph), producers(proto.graph.node)
+    path = paths(proto.graph.node, {name for name, origin in origins_by_name.items() if origin.kind == NAMED})
     for tensor in list(stored.values()):
         origin = origins_by_name.get(tensor.name, Origin())
         if origin.kind not in (NAMED, FOLDED) or len(readers[tensor.name]) < 2:
@@ -133,6 +135,7 @@ def _separate_modules(
         copies = any(scope and f".{known}.".find(f".{scope}.") >= 0 for scope in scopes)  # whose module reads it too
         uniform = origin.kind == NAMED and is_uniform(tensor)
         modules = [_called(module_of(node), stored) for node, _ in readers[tensor.name]]
+        modules = [path.get(module, module) for module in modules]
         # attention itself reads what its part has: /attn/Gemm attn.out_proj.bias
         owners = [module for module in modules if module and f".{owner(known)}".endswith(f".{module}")] or [
             module for module in modules if module and f".{owner(known)}.".find(f".{module}.") >= 0
@@ -141,7 +144,8 @@ def _separate_modules(
         separate: dict[str, str] = {}
         for (node, index), scope, module, weight in zip(readers[tensor.name], scopes, modules, weights, strict=True):
             name = _of_copy(known, scope) if copies else ""
-            if not name and uniform and module not in owners:
+            beside = owner(known) and owner(origins_by_name.get(weight, Origin()).name)
+            if not name and uniform and not beside and module not in owners:
                 name = _of_module(module, node, index)
             if not name and weight:
                 name = _beside_weight(known, weight, origins_by_name, first=weight == next(filter(None, weights)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -214,6 +215,26 @@ def scope_of(name: str) -> str:
     return path
 
 
+def paths(nodes: Sequence[NodeProto], names: Collection[str]) -> dict[str, str]:
+    """TorchScript's scopes -> the paths of the modules, where those leave out what is not called, as a ModuleDict.
+
+    names: tensors of the module. /fc/Gemm reads m.fc.weight.
+    """
+    scopes = {module_of(node) for node in nodes}
+    nearest: dict[str, str] = {}  # the scope that has most of a path: others may read what a tool has merged
+    for node in nodes:
+        scope = module_of(node)
+        for path in {owner(name) for name in node.input if scope and name in names}:
+            *outer, last = scope.split(".")
+            *parts, end = path.split(".")
+            rest = iter(parts)
+            inside = last == end and all(part in rest for part in outer)
+            if inside and (path == scope or path not in scopes):
+                nearest[path] = max(scope, nearest.get(path, ""), key=len)
+    counts = Counter(nearest.values())
+    return {scope: path for path, scope in nearest.items() if counts[scope] == 1}
+
+
 def arguments_of(node: NodeProto) -> list[str]:
     """The values that the operation of torch read that a node comes from, as `detach_1` and `p_fc_weight`, in order."""
     match = _ARGUMENTS.search(called_with(node))
@@ -332,12 +353,14 @@ def _names_of_folded(proto: ModelProto, scripted: Mapping[str, Origin]) -> dict[
     """The names in the module of tensors that TorchScript transposed or reshaped, from the node that reads each."""
     readers = uses(sorted(proto.graph.node, key=lambda node: node.op_type == "Identity"))  # which reads for another
     taken = {origin.name for origin in scripted.values()}
+    others = {node.output[0] for node in proto.graph.node if is_standard(node, "Identity")}  # of merged tensors
+    path = paths(proto.graph.node, {name for name, origin in scripted.items() if origin.kind == NAMED} | others)
     folded: dict[str, Origin] = {}
     for name, origin in scripted.items():
         if origin.kind != FOLDED or not readers[name]:
             continue
         node, index = readers[name][0]
-        module = module_of(node)
+        module = path.get(module_of(node), module_of(node))
         leaf = leaf_of(node, index)
         bias = _bias_behind(node, readers, scripted) if node.op_type == "MatMul" else ""
         guess = bias[: -len("bias")] + "weight" if owner(bias) and bias.endswith("bias") else f"{module}.{leaf}"

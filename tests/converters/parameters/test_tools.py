@@ -53,6 +53,32 @@ def test_equal_biases_that_a_tool_has_merged(first: str, second: str, bias: str,
         assert "b.bias" in graph.parameters
 
 
+DICT = "a = Gemm(x, m.p.weight, m.p.bias) t = Tanh(a) b = Gemm(t, m.q.weight, m.p.bias) y = Gemm(b, p.weight, m.p.bias)"
+
+
+def test_the_name_of_a_merged_bias_is_beside_the_weight() -> None:
+    """A ModuleDict is not in the names of the nodes, and what it has is called as a module outside may be."""
+    tensors = {"m.p.weight": M, "m.q.weight": N, "m.p.bias": ZEROS, "p.weight": M @ N}
+    file = scripted(DICT, tensors, {"a": "/e/p/Gemm", "b": "/e/q/Gemm", "y": "/p/Gemm"})
+    graph, _ = told_of(renamed(file, {name: f"e.{name}" for name in tensors if name.startswith("m.")}))
+    assert set(graph.parameters) == {"p.weight", "p.bias"} | {
+        f"e.m.{module}.{leaf}" for module in "pq" for leaf in ("weight", "bias")
+    }
+
+
+def test_the_name_of_a_transposed_weight_is_beside_the_bias() -> None:
+    body = "h = MatMul(x, u) a = Add(h, c) k = MatMul(a, v) b = Add(k, d) l = MatMul(b, w) y = Add(l, c)"
+    places = {"h": "q/MatMul", "a": "q/Add", "k": "r/MatMul", "b": "r/Add"}
+    names = {value: f"/e/{place}" for value, place in places.items()} | {"l": "/q/MatMul", "y": "/q/Add"}
+    file = scripted(body, {"u": M, "v": N, "w": M @ N, "c": ZEROS}, names)
+    file.graph.node.insert(0, helper.make_node("Identity", ["c"], ["d"]))
+    weights = {"u": "onnx::MatMul_7", "v": "onnx::MatMul_8", "w": "onnx::MatMul_9"}
+    graph, _ = told_of(renamed(file, {**weights, "c": "e.m.q.bias", "d": "e.m.r.bias"}))
+    names = {row.name: row.module for row in graph.rows()}
+    assert [names[name] for name in weights.values()] == ["e.m.q.weight", "e.m.r.weight", "q.weight"]
+    assert "q.bias" in graph.parameters
+
+
 def test_biases_of_other_numbers_stay_one() -> None:
     file = scripted("a = Gemm(x, u, c) t = Tanh(a) y = Gemm(t, v, c)", {"u": M, "v": N, "c": M[0]})
     graph, said = told_of(renamed(file, {"u": "a.weight", "v": "b.weight", "c": "a.bias"}))
