@@ -1,10 +1,12 @@
 """Running statistics that an exporter merged with weights, or with those of other nodes, as tensors of their own."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 
 from onnx import ModelProto, NodeProto, TensorProto
 
+from onnx_backprop.converters.prepare.exporters.origins import scope_of
 from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.lazy import ir
@@ -13,7 +15,8 @@ from onnx_backprop.opset.graphs.walk import all_nodes, is_standard, subgraphs
 
 STATISTICS = (3, 4)  # BatchNormalization's inputs that hold running statistics
 _COPY_OF = "onnx_backprop.copy_of"  # a statistic's metadata: the tensor of the file, which nothing but statistics reads
-_Reader = tuple[int, str, str]  # which statistic, and the scale and bias beside it
+_FURTHER = re.compile(r"_\d+(?=\.|$)")  # behind the scope of a further call, in TorchScript
+_Reader = tuple[int, str, str, str]  # which statistic, the scale and bias beside it, and the module if that tells
 
 
 def split_statistics(proto: ModelProto) -> None:
@@ -22,7 +25,7 @@ def split_statistics(proto: ModelProto) -> None:
     Fresh ones are all zeros and ones, as biases and scales are, and exporters keep one tensor of equal numbers, perhaps
     behind Identity nodes: a derivative by the bias would be one by the mean too, and a step would write the renewed
     mean over it. Other numbers that something else reads as well stay one tensor. Nodes with one scale and one bias are
-    one module, and share their statistics. See `rejoin`.
+    one module, and share their statistics, unless these are fresh and the nodes' names are of two. See `rejoin`.
     """
     graph = proto.graph
     identities = {node.output[0]: node for node in graph.node if is_standard(node, "Identity")}
@@ -39,9 +42,12 @@ def split_statistics(proto: ModelProto) -> None:
     for node in graph.node:
         statistics = STATISTICS if is_standard(node, "BatchNormalization") else ()
         for n in (n for n in statistics if n < len(node.input)):
-            reader = (n, source(node.input[1]), source(node.input[2]))
-            readers[source(node.input[n])].add(reader)
-            places.append((node, n, source(node.input[n]), reader))
+            original = source(node.input[n])
+            merged = node.name.startswith("/") and original in stored and _is_fresh(stored[original])
+            module = _FURTHER.sub("", scope_of(node.name)) if merged else ""
+            reader = (n, source(node.input[1]), source(node.input[2]), module)
+            readers[original].add(reader)
+            places.append((node, n, original, reader))
         inner = [name for graph in subgraphs(node) for other in all_nodes(graph) for name in other.input]
         if not is_standard(node, "Identity"):
             others.update(inner, (name for n, name in enumerate(node.input) if n not in statistics))
@@ -49,9 +55,9 @@ def split_statistics(proto: ModelProto) -> None:
         readers[source(name)].add(None)
     reserved = used_names(graph)
     copies: dict[tuple[str, _Reader], str] = {}
-    calls: dict[tuple[str, int, str, str], str] = {}  # of one module: a later one may read what the first hands on
+    calls: dict[tuple[str, int, str, str, str], str] = {}  # of one module: a later one may read what the first hands on
     for node, n, original, reader in places:
-        name = node.input[n] = calls.setdefault((original, n, node.input[1], node.input[2]), node.input[n])
+        name = node.input[n] = calls.setdefault((original, n, node.input[1], node.input[2], reader[3]), node.input[n])
         tensor = stored.get(original)
         if tensor is None or (name in stored and readers[name] == {reader}):
             continue

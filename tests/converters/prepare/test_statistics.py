@@ -127,6 +127,25 @@ def test_two_modules_have_statistics_each_and_one_module_has_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "mean", "apart"),
+    [
+        ("/a/BatchNormalization /b/BatchNormalization", 0.0, True),
+        ("/a/BatchNormalization /a_1/BatchNormalization", 0.0, False),  # a further call
+        ("/a/BatchNormalization /b/BatchNormalization", 0.5, False),  # modules that have been trained have other means
+        ("model/a/bn model/b/bn", 0.0, False),
+    ],
+)
+def test_modules_of_one_scale_and_one_bias_are_told_by_their_names(names: str, mean: float, apart: bool) -> None:
+    model = _model("a = BatchNormalization(x, s, c, m, var) y = BatchNormalization(a, s, c, m, var)")
+    arrays = {"s": np.float32([1, 2, 3, 4]), "c": np.float32([4, 3, 2, 1]), "m": np.full(4, mean, np.float32)}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    for node, name in zip(model.graph.node, names.split(), strict=True):
+        node.name = name
+    (first, _), (second, _) = _statistics(model)
+    assert (first != second) is apart
+
+
+@pytest.mark.parametrize(
     "other", ["z = Mul(v, v)", "q = SequenceConstruct(v, v) z = SequenceAt(q, i)", "z = Identity(v)"]
 )
 def test_a_statistic_that_is_a_weight_too_has_the_derivative_through_both(other: str) -> None:
