@@ -94,8 +94,7 @@ def tie_reshaped(proto: ModelProto, origins_by_name: dict[str, Origin], large: d
         copy, kernel = stored.get(node.input[0]), stored.get(normed_by(node.input[1]))
         if copy is None or kernel is None or origins_by_name.get(copy.name, Origin()).kind != FOLDED:
             continue
-        # onnxruntime computes the product of a matrix that is transposed and a vector wrongly
-        for axis in range(len(kernel.dims) if len(kernel.dims) > 2 else 0):
+        for axis in range(len(kernel.dims)):
             if not np.array_equal(np.moveaxis(to_array(kernel), axis, 0).ravel(), to_array(copy).ravel()):
                 continue
             name, moved = copy.name, unique(f"{copy.name}/moved", names)
