@@ -11,6 +11,11 @@ It also fuses a Transpose into a product by a vector, which the fused node compu
 
     MatMul(Transpose(x), v) -> Squeeze(MatMul(Transpose(x), Unsqueeze(v, 1)), -1)
 
+QDQPropagation moves a DequantizeLinear behind a Transpose and others, with a QuantizeLinear before it. That has the
+type of the zero point, or without one, before opset 21, uint8, where numbers below 0 are 0: a zero point is stated.
+Where a sub-graph reads what the Transpose gives, the process ends: an Identity behind the first, which stays until
+then, prevents it.
+
 The transpose optimiser moves a Transpose through a cubic Resize to cancel another one; no kernel takes what results. A
 Reshape to the same shape behind the Resize, which costs nothing, keeps it from doing so.
 
@@ -33,6 +38,7 @@ others of its own, which its result does not depend on, and the new ones are com
 
 from collections.abc import Collection
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_backprop.converters.prepare.exporters.statistics import STATISTICS
@@ -45,6 +51,9 @@ from onnx_backprop.opset.graphs.walk import is_standard
 
 RENEWED = "onnx_backprop.renewed"  # in a node's metadata: the running statistic that its output stands for
 _UNLIKE_OTHERS = 0.3125  # is added to statistics, which are zeros and ones at first, as what others read is
+_MOVED = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")  # that QDQPropagation passes
+_WITH_OUTPUT_TYPE = 21  # the opset from which on a QuantizeLinear may state the type of its output
+_SIGNED = (ir.DataType.INT4, ir.DataType.INT8, ir.DataType.INT16)
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -58,6 +67,12 @@ def avoid_faults(model: ir.Model, carried: Collection[str] = ()) -> None:
     for graph, node in nodes:
         if node.op_type == "BatchNormalization" and not all(_is_fed(node, n, carried) for n in STATISTICS):
             _keep_statistics(graph, node, used_names(model.graph))
+    for value in dict.fromkeys(node.inputs[0] for graph, node in nodes if _is_moved_into_a_body(graph, node)):
+        assert value is not None
+        put_identity(model.graph if value.graph is None else value.graph, value, used_names(model.graph))
+    old = model.opset_imports.get("", 0) < _WITH_OUTPUT_TYPE
+    for graph, node in [one for one in nodes if old and _lacks_zero_point(one[1])]:
+        _state_zero_point(graph, node, Builder(used_names(model.graph)))
     for graph, node in [one for one in nodes if one[1].op_type == "MatMul" and _is_by_vector(one[1])]:
         names, vector = used_names(model.graph), node.inputs[1]
         op = Builder(names)
@@ -162,6 +177,37 @@ def _keep_statistics(graph: ir.Graph, node: ir.Node, names: set[str]) -> None:
         node.replace_input_with(place, op.Add(statistic, _UNLIKE_OTHERS))
         op.nodes[-1].metadata_props[RENEWED] = str(statistic.name)
     graph.insert_before(node, op.nodes)
+
+
+def _is_moved_into_a_body(graph: ir.Graph, node: ir.Node) -> bool:
+    """Whether a DequantizeLinear is moved behind a node that a sub-graph reads."""
+    earlier = node.inputs[0].producer() if node.op_type in _MOVED and node.inputs[0] is not None else None
+    return (
+        earlier is not None
+        and is_standard(earlier, "DequantizeLinear", *_MOVED)
+        and any(reader.graph is not graph for reader, _ in node.outputs[0].uses())
+    )
+
+
+def _lacks_zero_point(node: ir.Node) -> bool:
+    """Whether a node dequantises numbers that may be below 0, by a scale alone."""
+    signed = node.op_type == "DequantizeLinear" and node.inputs[0] is not None and node.inputs[0].dtype in _SIGNED
+    return signed and (len(node.inputs) < 3 or node.inputs[2] is None)
+
+
+def _state_zero_point(graph: ir.Graph, node: ir.Node, op: Builder) -> None:
+    stored, scale = node.inputs[:2]
+    assert stored is not None
+    assert scale is not None
+    assert stored.dtype is not None
+    lengths = dims(scale)
+    if lengths is not None and all(isinstance(length, int) for length in lengths):
+        zero = op.constant(np.zeros([int(length or 0) for length in lengths], stored.dtype.numpy()))
+    else:
+        zero = op.Cast(op.ConstantOfShape(op.Shape(scale), value=ir.tensor([0.0])), to=stored.dtype)
+    graph.insert_before(node, op.nodes)
+    node.resize_inputs(3)
+    node.replace_input_with(2, zero)
 
 
 def _is_by_vector(node: ir.Node) -> bool:

@@ -264,3 +264,32 @@ def test_a_transposed_matrix_by_a_vector(shape: tuple[int, ...], perm: list[int]
     assert float(np.asarray(y)) == pytest.approx(float((product**2).sum()), rel=1e-5)
     np.testing.assert_allclose(np.asarray(dw), 2 * product[..., None, :] * v[:, None], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(np.asarray(dv), 2 * (w @ product[..., None]).reshape(-1, v.size).sum(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", ["float s = {0.5}", "float[2] s = {0.5, 0.25}"])
+@pytest.mark.parametrize("inputs", ["", ", int8[1,2] q"])
+@pytest.mark.parametrize("opset", [18, 21])
+def test_the_transpose_of_dequantised_numbers(opset: int, scale: str, inputs: str) -> None:
+    """QDQPropagation rounds what is below 0 to 0, where q is an input: the gradient was 0."""
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}]> g (float[N,1] x{inputs}) => (float[N,2] y) '
+        f"<int8[1,2] q = {{-4, -5}}, {scale}> {{ d = DequantizeLinear<axis = 1>(q, s) y = MatMul(x, d) }}"
+    )
+    derived = ob.backward(model, wrt=["x"], of=["y"])
+    session = onnxruntime.InferenceSession(derived.SerializeToString(), providers=["CPUExecutionProvider"])
+    (dx,) = session.run(["x_grad"], {"x": np.ones((1, 1), np.float32), "y_grad": np.float32([[1, 2]])})
+    expected = -4 * 0.5 + 2 * -5 * (0.25 if "[2]" in scale else 0.5)
+    np.testing.assert_allclose(np.asarray(dx), [[expected]])
+
+
+def test_the_transpose_of_dequantised_numbers_that_a_body_reads(tmp_path: Path) -> None:
+    """QDQPropagation ends the process, so another one loads the file."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[N,A,B,C] x, int8[2,2] q) => (float[M,L,K] y) '
+        "<int8[2,2] q = {-5, 2, 3, -3}, float s = {0.5}, float[2,2] w = {1, 2, 3, 4}> { d = DequantizeLinear(q, s) "
+        'a = MatMul(x, d) t = Trilu(a) y = Einsum<equation = "abcd,dz->bcz">(t, w) }'
+    )
+    derived = ob.jacobian(model, ["x"], ["y"])
+    assert any(node.op_type == "Scan" for node in derived.graph.node)
+    onnx.save(derived, tmp_path / "jacobian.onnx")
+    subprocess.run([sys.executable, "-c", LOADS, str(tmp_path / "jacobian.onnx")], check=True)
