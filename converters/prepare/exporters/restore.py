@@ -312,15 +312,17 @@ class _Restorer:
         return _WEIGHT.sub("bias", weight) if _WEIGHT.search(weight) else ""
 
     def _lost_bias(self, node: NodeProto, lost: Collection[str]) -> str:
-        """The name of the bias of a product that has none; "" if its module has none there.
+        """The name of the bias of a product that has none; "" if the operation of torch has none.
 
-        lost: the names that it may have. What the operation of torch read says it, if that names the weight.
+        lost: the names that it may have. Where the file does not say what torch read, it is the one beside the weight,
+        except for a copy of a weight that the file has too, as the transposed one that a decoder shares.
         """
         beside = self.tied.get(self._bias_name(node), self._bias_name(node))
-        read = [self.targets[argument] for argument in arguments_of(node) if argument in self.targets]
-        if self.origins.get(node.input[1], Origin()).name not in read:
-            return beside
-        candidates = [name for name in read if name in lost]
+        arguments = arguments_of(node)
+        if not arguments:
+            weight = self.origins.get(node.input[1], Origin()).name
+            return "" if weight != node.input[1] and weight in self.origins else beside
+        candidates = [self.targets[argument] for argument in arguments if self.targets.get(argument) in lost]
         return beside if beside in candidates else candidates[0] if len(candidates) == 1 else ""
 
     def add_zero_biases(self) -> None:
@@ -333,7 +335,7 @@ class _Restorer:
             for value in self.graph.input  # which stand for large initializers
         } | {t.name: (t.data_type, list(t.dims)) for t in self.graph.initializer}
         biases = {
-            origin.name: tensor.name
+            origin.name: tensor
             for tensor in self.graph.initializer
             if (origin := self.origins.get(tensor.name, Origin())).kind in (PARAMETER, FROZEN, BUFFER)
             and not origin.parts
@@ -345,11 +347,6 @@ class _Restorer:
             if not is_standard(node, *BIASED) or "".join(node.input[2:]) or node.input[1] not in tensors:
                 continue
             name = self._lost_bias(node, lost)
-            if name in biases:
-                del node.input[2:]
-                node.input.append(biases[name])
-            if name not in self.missing:
-                continue
             kind, dims = tensors[node.input[1]]
             attributes = attributes_of(node)
             length = dims[0]
@@ -357,13 +354,15 @@ class _Restorer:
                 length = dims[1] * int(attributes.get("group", 1))
             elif node.op_type == "Gemm" and not attributes.get("transB"):
                 length = dims[1]
-            zeros = np.zeros([length], helper.tensor_dtype_to_np_dtype(kind))
-            tensor = numpy_helper.from_array(zeros, unique(name, self.names))
-            self.graph.initializer.append(tensor)
-            self.origins[tensor.name] = Origin(self.missing.pop(name), name)
-            biases[name] = tensor.name
-            del node.input[2:]
-            node.input.append(tensor.name)
+            if name in self.missing:
+                zeros = np.zeros([length], helper.tensor_dtype_to_np_dtype(kind))
+                tensor = numpy_helper.from_array(zeros, unique(name, self.names))
+                self.graph.initializer.append(tensor)
+                self.origins[tensor.name] = Origin(self.missing.pop(name), name)
+                biases[name] = tensor
+            if name in biases and list(biases[name].dims) == [length]:
+                del node.input[2:]
+                node.input.append(biases[name].name)
 
     def _copy(self, tensor: TensorProto, name: str, origin: Origin, uses: list[tuple[NodeProto, int]]) -> None:
         new = copied(tensor)

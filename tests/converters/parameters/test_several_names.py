@@ -114,6 +114,46 @@ def test_a_product_of_a_weight_alone_gets_no_bias() -> None:
     assert [len(node.input) for node in graph.model.graph.node if node.op_type == "Gemm"][:2] == [2, 3]
 
 
+@pytest.mark.parametrize("weight", [SQUARE, W], ids=["square", "wide"])
+@pytest.mark.parametrize("calls", [{"h": "%x, %t", "y": "%a, %p_l_weight, %p_l_bias"}, {}], ids=["arguments", "names"])
+def test_a_product_of_a_transposed_weight_gets_no_bias_of_another(weight: np.ndarray, calls: dict[str, str]) -> None:
+    """F.linear(x, l.weight.t()) before l: the file has the weight a second time."""
+    file = exported(
+        "h = Gemm<transB=1>(x, t) a = Tanh(h) y = Gemm<transB=1>(a, l.weight)",
+        {"t": weight.T.copy(), "l.weight": weight},
+        "l.weight l.bias",
+        folded={"t": ["l.weight"]},
+        modules={"h": "", "y": "l"},
+        x=f"float[N,{len(weight)}] x",
+    )
+    graph, _ = trained_of(with_operations(file, calls))
+    assert {name: value.shape for name, value in names_of(graph).items()} == {
+        "l.weight": weight.shape,
+        "l.bias": (len(weight),),
+    }
+    assert [list(node.input[2:]) for node in graph.model.graph.node if node.op_type == "Gemm"][:2] == [[], ["l.bias"]]
+
+
+@pytest.mark.parametrize(("op_type", "array"), [("Gemm<transB=1>", W), ("Conv", W.reshape(3, 4, 1))])
+@pytest.mark.parametrize("weight", ["p_l_weight", "flip"])
+def test_a_dropped_bias_is_the_one_that_torch_read(op_type: str, array: np.ndarray, weight: str) -> None:
+    tensor = "l.weight" if weight == "p_l_weight" else weight
+    body = f"h = {op_type}(x, {tensor}) y = Mul(h, l.bias)"
+    tensors = {tensor: array, "l.bias": ZEROS[:1] if op_type == "Conv" else ZEROS}
+    x = "float[N,4] x" if array.ndim == 2 else "float[N,4,3] x"
+    file = exported(body, tensors, "l.weight l.bias other", folded={"flip": ["l.weight", "val_0"]}, x=x)
+    graph, said = trained_of(with_operations(file, {"h": f"%x, %{weight}, %p_other", "y": "%h, %p_l_bias"}))
+    assert reads(graph, op_type.partition("<")[0], 2)[0] == "other"
+    assert "no tensor for" not in said
+
+
+@pytest.mark.parametrize("calls", [{"h": "%x, %p_l_weight, %p_l_bias"}, {}], ids=["arguments", "names"])
+def test_a_bias_of_another_length_is_not_added(calls: dict[str, str]) -> None:
+    file = exported("h = Gemm(x, l.weight) y = Add(h, l.bias)", {"l.weight": W, "l.bias": ZEROS[:1]}, "l.weight l.bias")
+    graph, _ = trained_of(with_operations(file, calls))
+    assert reads(graph, "Gemm", 2) == []
+
+
 def test_a_bias_that_is_dropped_from_one_product_and_added_to_another() -> None:
     """As of a layer that is called with two axes and with three: an Add keeps its zeros."""
     body = "h = Gemm(x, l.weight) a = MatMul(h, l.weight) y = Add(a, l.bias)"
