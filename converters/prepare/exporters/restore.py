@@ -152,19 +152,27 @@ def tie_transposed(
 def _unread_names(proto: ModelProto, missing: Mapping[str, str]) -> dict[str, str]:
     """Each name that a tensor of several names is not read by -> the one that torch's program reads it by.
 
-    The module that has the one reads the other, which is of another module and ends as the one does.
+    The module that has the one reads the other, which is of another module and ends as the one does, or which its
+    normalisation reads twice, in the place of the one too.
     """
     targets = {entry.input: entry.target for entry in signature(proto) if entry.target}
     nodes = proto.graph.node
     reads = dict.fromkeys((module_of(node), targets[a]) for node in nodes for a in arguments_of(node) if a in targets)
     unread = missing.keys() - {target for _, target in reads}
-    return {
+    names = {
         name: target
         for module, target in reads
         if module and not target.startswith(f"{module}.")
         for name in unread
         if name.startswith(f"{module}.") and target.endswith(name[len(module) :])
     }
+    for node in nodes:
+        arguments, places = arguments_of(node), PLACES.get(node.op_type, {})
+        for index, place in places.items() if len(arguments) == len(node.input) else ():
+            name, argument = f"{module_of(node)}.{place}".lstrip("."), arguments[index]
+            if name in unread and argument in targets and arguments.count(argument) > 1:
+                names[name] = targets[argument]
+    return names
 
 
 def _drop(proto: ModelProto, name: str, large: dict[str, TensorProto]) -> None:
@@ -254,7 +262,7 @@ class _Restorer:
         if uniform and self._is_another(node, index, arguments):
             inside = [other for other in self.missing if owner(other) == self._module_of(node)]
             return inside[0] if len(inside) == 1 else name
-        read = [self.targets[argument] for argument in arguments if argument in self.targets]
+        read = dict.fromkeys(self.targets[argument] for argument in arguments if argument in self.targets)
         if name in read:
             return name
         if len(lost := [other for other in read if other in self.missing]) == 1:

@@ -76,6 +76,29 @@ def test_one_norm_under_two_names_beside_an_equal_one() -> None:
     assert "no tensor for" not in said
 
 
+@pytest.mark.parametrize("kept", ["n.bias", "m.bias"])
+def test_one_tensor_as_the_weight_and_the_bias_of_a_norm(kept: str) -> None:
+    """`m.weight = m.bias` beside an equal bias; torch reads it by the last name."""
+    body = f"a = LayerNormalization(x, n.weight, {kept}) b = LayerNormalization(a, {kept}, {kept}) y = MatMul(b, w)"
+    tensors = {"n.weight": ONES, kept: ZEROS, "w": SQUARE}
+    file = exported(body, tensors, "n.weight n.bias m.weight m.bias w", modules={"a": "n", "b": "m"})
+    calls = {"a": "%x, [3], %p_n_weight, %p_n_bias", "b": "%a, [3], %p_m_bias, %p_m_bias"}
+    graph, said = trained_of(with_operations(file, calls))
+    assert set(graph.parameters) == {"n.weight", "n.bias", "m.bias", "w"}
+    assert [reads(graph, "LayerNormalization", index) for index in (1, 2)] == [
+        ["n.weight", "m.bias"],
+        ["n.bias", "m.bias"],
+    ]
+    assert "no tensor for" not in said
+
+
+def test_a_bias_of_a_norm_without_a_weight_is_no_other_name_of_one() -> None:
+    """F.layer_norm(x, (3,), None, bias), whose ones are a constant."""
+    file = exported("y = LayerNormalization(x, ones, bias)", {"ones": ONES, "bias": ZEROS}, "weight bias")
+    _, said = trained_of(with_operations(file, {"y": "%x, [3], None, %p_bias"}))
+    assert "no tensor for these parameters of the module: 'weight'" in said
+
+
 def test_a_parameter_that_was_folded_is_no_other_name_of_one_inside_its_module() -> None:
     file = exported("y = MatMul(x, m.l.weight)", {"m.l.weight": SQUARE}, "m.weight m.l.weight", modules={"y": "m"})
     _, said = trained_of(with_operations(file, {"y": "%x, %p_m_l_weight"}))
