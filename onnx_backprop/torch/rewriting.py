@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.prepare.exporters.torch_metadata import ALIASES, KIND, PARAMETER, REQUIRES_GRAD, TIES
+from onnx_backprop.converters.prepare.exporters.torch_metadata import (
+    ALIASES,
+    KIND,
+    NO_GRADIENT,
+    PARAMETER,
+    REQUIRES_GRAD,
+    TIES,
+)
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.torch.modules import torch
@@ -40,6 +47,9 @@ def tie(graph: ir.Graph, tensors: Sequence[tuple[str, Any]]) -> None:
 
 def mark(graph: ir.Graph, parameters: Sequence[tuple[str, Any]]) -> None:
     """Say which parameters require no gradient, and add those that nothing reads, which torch leaves out."""
+    frozen = [name for name, parameter in parameters if not parameter.requires_grad]
+    if frozen:  # an optimizer that takes one out leaves this
+        graph.metadata_props[NO_GRADIENT] = json.dumps(frozen)
     aliases = {alias for value in graph.initializers.values() for alias in _aliases(value)}
     for name, parameter in parameters:
         if name in aliases:

@@ -169,6 +169,21 @@ def test_tied_parameters_are_one_tensor_with_its_other_names() -> None:
     assert {entry.target for entry in signature(model)} >= {"table.weight", "head.weight"}
 
 
+def test_a_frozen_bias_of_zeros_is_frozen_after_the_optimizer_of_onnxscript() -> None:
+    """Which takes it out with what was written of it; of two names torch reads the last."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 3))
+    for layer in (net[0], net[2], net[3]):
+        nn.init.zeros_(layer.bias)
+    net[2].bias = net[0].bias
+    net[0].bias.requires_grad_(False)
+    onnxscript = pytest.importorskip("onnxscript.optimizer")
+    model = onnxscript.optimize(ob.torch.export(net, (torch.randn(2, 3),)))
+    assert not any("bias" in tensor.name for tensor in model.graph.initializer)
+    graph = ob.training_graph(model, loss="mse")
+    assert set(graph.parameters) == {"0.weight", "2.weight", "3.weight", "3.bias"}
+    assert graph.left_out == {"2.bias": "requires no gradient"}
+
+
 def test_a_parameter_that_nothing_reads_is_there() -> None:
     net = Net(lambda m, x: m.body(x), body=nn.Linear(3, 2))
     net.never = nn.Parameter(torch.randn(3))

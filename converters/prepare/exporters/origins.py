@@ -19,6 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from onnx_backprop.converters.prepare.exporters.torch_metadata import (
     BUFFER,
     CONSTANT,
+    FROZEN,
     KIND,
     PARAMETER,
     REQUIRES_GRAD,
@@ -30,7 +31,6 @@ from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.order import uses
 from onnx_backprop.opset.graphs.walk import is_standard
 
-FROZEN = "FROZEN"  # a parameter that does not require a gradient
 NAMED = "NAMED"  # a parameter or a buffer: the file has its name in the module, and does not say which it is
 FOLDED = "FOLDED"  # computed by the exporter, of parameters, buffers or constants
 # a tensor's metadata
@@ -314,16 +314,17 @@ def _exported(proto: ModelProto, names: Collection[str]) -> dict[str, Origin]:
 def _stated(name: str, props: Mapping[str, str], targets: Mapping[str, str]) -> Origin:
     """What is said of a tensor. One that was computed from more than a parameter has parts, until they are known."""
     kind = props.get(KIND, "")
-    if kind == PARAMETER:
-        return Origin(FROZEN if props.get(REQUIRES_GRAD) == "False" else PARAMETER, name)
+    if kind in (PARAMETER, FROZEN):
+        frozen = FROZEN in (kind, targets.get(name)) or props.get(REQUIRES_GRAD) == "False"
+        return Origin(FROZEN if frozen else PARAMETER, name)
     if kind:
         return Origin(kind if kind == BUFFER else CONSTANT, name)
     before = next((source for source in (name, name.removesuffix("_bias")) if source in targets), "")
     if before:  # the optimizer has put another tensor in its place, as of a convolution and a BatchNormalization
-        return Origin(PARAMETER if targets[before] == PARAMETER else BUFFER, name, (before,))
+        return Origin(PARAMETER if targets[before] in (PARAMETER, FROZEN) else BUFFER, name, (before,))
     computed_from = _listed(props.get(_FOLDED_FROM, ""))
     sources = {t: targets[t] for t in computed_from if t in targets and not (targets[t] == BUFFER and _INDEX.search(t))}
-    parameters = [target for target, kind in sources.items() if kind == PARAMETER]
+    parameters = [target for target, kind in sources.items() if kind in (PARAMETER, FROZEN)]
     if parameters:
         if name.partition("_")[0] == "detach":
             return Origin(CONSTANT)
@@ -334,7 +335,8 @@ def _stated(name: str, props: Mapping[str, str], targets: Mapping[str, str]) -> 
         only = len(computed_from) == 1 and moved
         whole = parameters[0] if len(parameters) == 1 else ""
         taken = any(map(_TAKEN.fullmatch, (name, *steps)))
-        return Origin(PARAMETER, whole, () if only else tuple(sources), moved, taken)
+        trained = PARAMETER if PARAMETER in sources.values() else FROZEN
+        return Origin(trained, whole, () if only else tuple(sources), moved, taken)
     buffers = [target for target, kind in sources.items() if kind == BUFFER]
     return Origin(BUFFER, buffers[0]) if len(buffers) == 1 else Origin(BUFFER if buffers else CONSTANT)
 

@@ -46,7 +46,9 @@ def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> list[str]:
     origins_by_name: of each initializer; what is new is added to it.
     """
     kinds = {
-        entry.target: entry.kind for entry in signature(proto) if entry.kind in (PARAMETER, BUFFER) and entry.target
+        entry.target: entry.kind
+        for entry in signature(proto)
+        if entry.kind in (PARAMETER, FROZEN, BUFFER) and entry.target
     }
     present = {origin.name for origin in origins_by_name.values()}.union(
         *(origin.parts for origin in origins_by_name.values())

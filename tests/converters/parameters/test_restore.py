@@ -12,6 +12,7 @@ from onnx import ModelProto
 
 import onnx_backprop as ob
 from onnx_backprop.converters.prepare.exporters.origins import module_of, origin_of
+from onnx_backprop.converters.prepare.exporters.torch_metadata import NO_GRADIENT
 from tests.support.torch_files import FOLDED, KIND, SCOPES, W, X, exported, names_of, with_operations
 
 
@@ -72,6 +73,27 @@ def test_a_bias_of_zeros_is_there_again(body: str, weight: np.ndarray, length: i
 def test_a_product_whose_module_has_no_bias_gets_none() -> None:
     file = exported("y = Gemm(x, m.weight)", {"m.weight": W}, "m.weight", modules={"y": "m"})
     assert list(ob.training_graph(file, loss="mse").parameters) == ["m.weight"]
+
+
+@pytest.mark.parametrize("frozen", ["a.bias", "b.bias", "c.bias", "val_0"])
+def test_what_an_optimizer_dropped_merged_or_folded_of_a_frozen_module_is_frozen(frozen: str) -> None:
+    """a.bias is dropped, b.bias merged with c's, d.weight transposed; ob.torch.export lists what is frozen."""
+    file = exported(
+        "h = Gemm(x, a.weight) k = Add(h, b.bias) l = Mul(k, b.bias) y = MatMul(l, val_0)",
+        {"a.weight": W[:, :3], "b.bias": np.ones(3, np.float32), "val_0": W},
+        "a.weight a.bias b.bias c.bias d.weight",
+        folded={"val_0": ["d.weight"]},
+        modules={"h": "a", "k": "b", "l": "c", "y": "d"},
+    )
+    name = "d.weight" if frozen == "val_0" else frozen
+    file.graph.metadata_props.add(key=NO_GRADIENT, value=json.dumps([name, 3]))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "18 of the 30 numbers")
+        graph = ob.training_graph(file, loss="mse")
+    assert graph.left_out == {frozen: "requires no gradient"}
+    assert set(graph.parameters) == {"a.weight", "a.bias", "b.bias", "c.bias", "val_0"} - {frozen}
+    file.graph.metadata_props[-1].value = "[1"
+    assert frozen in ob.training_graph(file, loss="mse").parameters
 
 
 def test_what_was_transposed_is_the_parameter() -> None:
