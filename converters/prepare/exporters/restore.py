@@ -110,14 +110,14 @@ def unfold(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[st
             if not alone:
                 origins_by_name[name] = origin._replace(parts=origin.parts or (origin.name,))
             elif len(origin.parts) == 1 and origin.moved and not _repeats(array):
-                origins_by_name[name] = Origin(PARAMETER, origin.name)
+                origins_by_name[name] = origin._replace(parts=())
             continue
         if nodes[0].op_type != "Transpose":
             proto.graph.initializer.append(lengths)
         _drop(proto, name, large)
         if new is not None:
             proto.graph.initializer.append(new)
-            origins_by_name[new.name] = Origin(PARAMETER, origin.name, origin.parts if is_uniform(new) else ())
+            origins_by_name[new.name] = origin._replace(parts=origin.parts if is_uniform(new) else ())
         del origins_by_name[name]
         for node in reversed(nodes):
             proto.graph.node.insert(0, node)

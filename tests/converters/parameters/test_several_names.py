@@ -63,6 +63,23 @@ def test_a_tied_tensor_is_chosen_by_any_of_its_names(pattern: str) -> None:
         assert "n.weight" in ob.training_graph(file, loss="mse", trainable=[pattern]).parameters
 
 
+@pytest.mark.parametrize(("name", "rows"), [("view", SQUARE), ("expand", np.repeat(SQUARE[:1], 3, 0))])
+def test_a_tied_tensor_that_the_exporter_has_moved_is_chosen_by_any_of_its_names(name: str, rows: np.ndarray) -> None:
+    """As the weight of a GroupNorm under two names, which is reshaped, and a token that a batch repeats."""
+    file = exported(
+        f"a = Add(x, {name}) b = Tanh(a) y = MatMul(b, w)",
+        {name: rows, "w": SQUARE},
+        "n.weight m.weight w",
+        folded={name: ["m.weight", "val_0"]},
+        modules={"a": "n", "b": "m"},
+        x="float[3,3] x",
+    )
+    file = with_operations(file, {"a": "%x, %p_m_weight"})
+    for pattern in ("n.*", "m.*"):
+        assert set(names_of(ob.training_graph(file, loss="mse", frozen=[pattern]))) == {"w"}
+        assert set(names_of(ob.training_graph(file, loss="mse", trainable=[pattern]))) == {"m.weight"}
+
+
 def test_one_norm_under_two_names_beside_an_equal_one() -> None:
     """Of dynamo, which keeps the tensors of the other norm; "o" is read by the name "p" alone."""
     called = "[3], %p_p_weight, %p_p_bias"
