@@ -267,7 +267,10 @@ class _Restorer:
         read = dict.fromkeys(self.targets[argument] for argument in arguments if argument in self.targets)
         if name in read:
             return name
-        if len(lost := [other for other in read if other in self.missing]) == 1:
+        lost = [other for other in read if other in self.missing]
+        if len(lost) > 1:
+            lost = [other for other in lost if other == self._operand(node, index, arguments)]
+        if len(lost) == 1:
             return lost[0]
         module, place = self._module_of(node), PLACES.get(node.op_type, {}).get(index, "")
         leaf = name.rpartition(".")[2]
@@ -307,6 +310,17 @@ class _Restorer:
             return ""
         operand = arguments[index] if index < len(arguments) else ""
         return "" if operand in self.targets or operand in self.producers or operand == values[index] else operand
+
+    def _operand(self, node: NodeProto, index: int, arguments: Sequence[str]) -> str:
+        """The name of what torch reads in the place of an input of a product, a sum behind one or a normalisation."""
+        if not is_standard(node, "Add", "MatMul", *BIASED, *PLACES):
+            return ""
+        if node.op_type == "Add":
+            product = self.producers.get(node.input[1 - index])
+            index = 2 if product is not None and product.op_type == "MatMul" else len(arguments)
+        if re.search(r"\.b?addb?mm\.", operation_of(node)):  # whose bias comes first
+            arguments = [*arguments[1:], *arguments[:1]]
+        return self.targets.get(arguments[index], "") if index < len(arguments) else ""
 
     def _sibling(self, node: NodeProto, index: int) -> str:
         """The name of the bias beside the weight that a product reads."""

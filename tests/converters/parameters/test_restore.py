@@ -96,6 +96,34 @@ def test_what_an_optimizer_dropped_merged_or_folded_of_a_frozen_module_is_frozen
     assert frozen in ob.training_graph(file, loss="mse").parameters
 
 
+@pytest.mark.filterwarnings("ignore:.* hold the same numbers and are trained apart")
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("body", "operation", "call"),
+    [
+        ("h = Gemm(x, a.w, a.b) y = Gemm(h, a.w, a.b)", "linear", "%X, %p_M_w, %p_M_b"),
+        ("h = Gemm(x, a.w, a.b) y = Gemm(h, a.w, a.b)", "addmm", "%p_M_b, %X, %p_M_w"),
+        ("g = MatMul(x, a.w) h = Add(g, a.b) m = MatMul(h, a.w) y = Add(m, a.b)", "linear", "%X, %p_M_w, %p_M_b"),
+        ("g = MatMul(x, a.w) h = Add(a.b, g) m = MatMul(h, a.w) y = Add(a.b, m)", "baddbmm", "%p_M_b, %X, %p_M_w"),
+        ("h = Conv(x, a.w, a.b) y = Conv(h, a.w, a.b)", "conv1d", "%X, %p_M_w, %p_M_b"),
+        ("h = LayerNormalization(x, a.w, a.b) y = LayerNormalization(h, a.w, a.b)", "layer_norm", "%X, %p_M_w, %p_M_b"),
+    ],
+)
+def test_copies_of_a_layer_are_apart(body: str, operation: str, call: str, order: int, inside: bool) -> None:
+    """As of a TransformerEncoder, whose weights and biases the exporter has merged with those of the first."""
+    weight = {"Laye": W[0, :3], "Conv": W[:, :3, None]}.get(body[4:8], W[:, :3])
+    tensors = dict([("a.w", weight), ("a.b", W[2, :3])][::order])
+    layers = {node: ("a", "x") if node in "gh" else ("b", "h") for node in "ghmy"}
+    modules = {node: layer if inside else "" for node, (layer, _) in layers.items()}
+    calls = {node: call.replace("M", layer).replace("X", x) for node, (layer, x) in layers.items()}
+    x = "float[N,3,2] x" if weight.ndim == 3 else "float[N,3] x"
+    file = exported(body, tensors, "a.w a.b b.w b.b", modules=modules, x=x)
+    graph = ob.training_graph(with_operations(file, calls, f"torch.ops.aten.{operation}.default"), loss="mse")
+    read = [name for node in graph.model.graph.node for name in node.input if name in graph.parameters]
+    assert read[:4] == ["a.w", "a.b", "b.w", "b.b"]
+
+
 def test_what_was_transposed_is_the_parameter() -> None:
     file = exported("y = MatMul(x, val_1)", {"val_1": W}, "fc.weight", folded={"val_1": ["fc.weight"]})
     graph = ob.training_graph(file, loss="mse", frozen=[])
