@@ -72,13 +72,13 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
                 stopped = graph.call_function(library.stop.default, (arguments["self"],))
             stopped.meta = dict(arguments["self"].meta)
             node.args = (stopped,)
-    elif name == "embedding" and arguments["padding_idx"] >= 0:
-        _stop_padding_rows(node, graph, arguments)
     elif name == "embedding" and arguments["scale_grad_by_freq"]:
         raise UnsupportedError(
             "export: an embedding with scale_grad_by_freq=True: expected False, as gradients are those of the forward "
             "pass"
         )
+    elif name == "embedding" and arguments["padding_idx"] >= 0:
+        _stop_padding_rows(node, graph, arguments)
     elif name == "cross_entropy_loss" and arguments["label_smoothing"]:
         _smooth(node, graph, arguments)
     elif name == "std":
