@@ -318,7 +318,7 @@ def _compare(model: ir.Model, proto: ModelProto, program: Any, expected: Sequenc
         if not want.size:
             continue
         a, b = got.astype(np.float64), want.astype(np.float64)
-        difference = float(np.max(np.abs(np.where(a == b, 0, a - b))))
+        difference = float(np.max(np.abs(np.subtract(a, b, out=np.zeros_like(a), where=a != b))))
         limit = _TOLERANCES.get(tensor.dtype, 0) * max(1e-3, float(np.abs(b[np.isfinite(b)]).max(initial=0)))
         if not difference <= limit and not np.array_equal(a, b, equal_nan=True):
             raise UnsupportedError(

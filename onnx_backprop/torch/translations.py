@@ -72,15 +72,18 @@ def translations() -> dict[Any, Callable[..., Any]]:
         """Log(Sigmoid(x)) is -inf from -104 on."""
         return op.Neg(op.Softplus(op.Neg(x)))
 
+    def log_add(x: Any, y: Any, base: float) -> Any:
+        """max + log(1 + base^-|x - y|): Exp(x) is infinite from 89 on, and a logarithm of its sum rounds large x."""
+        apart = op.Abs(op.Where(op.Equal(x, y), like(0, x), op.Sub(x, y)))  # of infinities of one sign, NaN
+        factor = like(math.log(base), x)
+        share = op.Exp(op.Neg(op.Mul(apart, factor)))
+        return op.Add(op.Max(x, y), op.Div(op.Log(op.Add(like(1, x), share)), factor))
+
     def log_add_exp(x: Any, y: Any) -> Any:
-        """Exp(x) is infinite from 89 on."""
-        first = op.Constant(value_ints=[0])
-        pair = (op.Unsqueeze(value, first) for value in (op.Expand(x, op.Shape(y)), op.Expand(y, op.Shape(x))))
-        return op.ReduceLogSumExp(op.Concat(*pair, axis=0), first, keepdims=0)
+        return log_add(x, y, math.e)
 
     def log_add_exp2(x: Any, y: Any) -> Any:
-        factor = like(math.log(2), x)
-        return op.Div(log_add_exp(op.Mul(x, factor), op.Mul(y, factor)), factor)
+        return log_add(x, y, 2)
 
     def xlogy(x: Any, y: Any) -> Any:
         """x · log y, whose gradient by x is log y where x is 0 too; both are 0 where y has no logarithm then."""

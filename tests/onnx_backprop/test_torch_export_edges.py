@@ -147,6 +147,13 @@ def test_autograd_grad_and_max_norm_in_forward_are_refused() -> None:
     assert torch.equal(before, table.weight)
 
 
+@pytest.mark.parametrize("padding", [None, 0])
+def test_gradients_scaled_by_frequency_are_refused(padding: int | None) -> None:
+    table = torch.nn.Embedding(6, 4, padding_idx=padding, scale_grad_by_freq=True)
+    with pytest.raises(ob.UnsupportedError, match="an embedding with scale_grad_by_freq=True"):
+        ob.torch.export(table, (torch.tensor([1, 1, 2, 0]),))
+
+
 class ReadTwice(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -198,6 +205,40 @@ def test_values_and_gradients_where_functions_overflow_or_end(name: str) -> None
     (got,) = ob.session(file).run(None, {"x": x.numpy()})
     np.testing.assert_allclose(np.asarray(got), want.detach().numpy(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(gradients(file, x, target)["b"], module.b.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+INFINITY = float("inf")
+POINTS: dict[str, tuple[Callable[[Any], Any], list[list[float]]]] = {
+    "logaddexp": (
+        lambda x: torch.logaddexp(x[0], x[1]),
+        [[1e3, 1e7, 1e7, INFINITY, 1.0, -INFINITY, 0.0, 3.0], [1e3, 1e7, 3.0, 1.0, INFINITY, -3.0, 0.0, -40.0]],
+    ),
+    "logaddexp2": (
+        lambda x: torch.logaddexp2(x[0], x[1]),
+        [[1e3, 1e7, 1e7, INFINITY, 1.0, -INFINITY, 0.0, 3.0], [1e3, 1e7, 1e7 + 1, 1.0, INFINITY, -3.0, 0.0, -40.0]],
+    ),
+}
+
+
+class Called(torch.nn.Module):
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_gradients_at_special_points_are_those_of_torch(name: str) -> None:
+    function, numbers = POINTS[name]
+    x = torch.tensor(numbers, requires_grad=True)
+    y = function(x)
+    (want,) = torch.autograd.grad(y.sum(), x)
+    file = ob.torch.export(Called(function), (x.detach(),), input_names=["x"], output_names=["y"])
+    feeds = {"x": x.detach().numpy(), "y_grad": np.ones(y.shape, np.float32)}
+    (got,) = ob.session(ob.vjp(file, ["x"])).run(["x_grad"], feeds)
+    np.testing.assert_allclose(np.asarray(got), want.numpy(), rtol=1e-6, atol=1e-7)
 
 
 def test_statistics_of_an_instance_norm_are_warned_of() -> None:
