@@ -81,8 +81,8 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
         _stop_padding_rows(node, graph, arguments)
     elif name == "cross_entropy_loss" and arguments["label_smoothing"]:
         _smooth(node, graph, arguments)
-    elif name == "std":
-        _root_of_variance(node, graph)
+    elif name in ("std", "std_mean"):
+        _root_of_variance(node, graph, pair=name == "std_mean")
     elif name in _RANDOM and arguments.get("train", arguments.get("training")):
         raise UnsupportedError(
             f"export: {name} in training mode, in {where or 'the module'}: expected a random operator that ONNX can "
@@ -182,14 +182,22 @@ def _caller(node: Any, graph: Any) -> Callable[..., Any]:
     return call
 
 
-def _root_of_variance(node: Any, graph: Any) -> None:
-    """A standard deviation whose gradient is 0 where it is 0, as torch's, and not that of a root, NaN."""
+def _root_of_variance(node: Any, graph: Any, *, pair: bool) -> None:
+    """A standard deviation whose gradient is 0 where it is 0, as torch's, and not that of a root, NaN.
+
+    pair: with the mean beside it.
+    """
     aten, call = torch.ops.aten, _caller(node, graph)
     with graph.inserting_before(node):
-        variance = call(getattr(aten.var, node.target._overloadname), *node.args, **node.kwargs)
+        packet = aten.var_mean if pair else aten.var
+        variance = call(getattr(packet, node.target._overloadname), *node.args, **node.kwargs)
+        variance, mean = (call(getitem, variance, n) for n in range(2)) if pair else (variance, None)
         positive = call(aten.gt.Scalar, variance, 0)
         root = call(aten.sqrt.default, call(aten.where.ScalarOther, positive, variance, 1.0))
         result = call(aten.where.self, positive, root, variance)
+    for user in list(node.users) if pair else ():
+        user.replace_all_uses_with(mean if user.args[1] else result)
+        graph.erase_node(user)
     node.replace_all_uses_with(result)
     graph.erase_node(node)
 
@@ -277,7 +285,7 @@ def _bag(*args: Any, **kwargs: Any) -> Any:
         )
     rows = torch.nn.functional.embedding(given["input"], given["weight"])
     rows = rows if weights is None else rows * weights.unsqueeze(-1)
-    return rows.amax(1) if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
+    return rows.max(1)[0] if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
 
 
 class Recorder(torch.overrides.TorchFunctionMode):

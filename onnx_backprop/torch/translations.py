@@ -98,13 +98,18 @@ def translations() -> dict[Any, Callable[..., Any]]:
         return op.Where(at_0, one, op.Div(op.Sin(angle), angle))
 
     def atan2(y: Any, x: Any) -> Any:
-        """By the quotient of the smaller over the larger, so that none is x/0."""
+        """By the quotient of the smaller over the larger, so that none is x/0; it has no gradient where both are 0."""
         nil, half = like(0, x), like(math.pi / 2, x)
         steep = op.Greater(op.Abs(y), op.Abs(x))
         larger, smaller = op.Where(steep, y, x), op.Where(steep, x, y)
-        angle = op.Atan(op.Div(smaller, op.Where(op.Equal(larger, nil), like(1, x), larger)))
-        quarter = op.Where(op.Less(y, nil), op.Neg(half), half)
-        turned = op.Add(angle, op.Where(op.Less(x, nil), op.Add(quarter, quarter), nil))
+        at_0 = op.Equal(larger, nil)
+        angle = op.Atan(op.Where(at_0, nil, op.Div(smaller, op.Where(at_0, like(1, x), larger))))
+
+        def negative(value: Any) -> Any:  # -0 too, which is not less than 0
+            return op.Less(op.Where(op.Equal(value, nil), op.Reciprocal(value), value), nil)
+
+        quarter = op.Where(negative(y), op.Neg(half), half)
+        turned = op.Add(angle, op.Where(negative(x), op.Add(quarter, quarter), nil))
         return op.Where(steep, op.Sub(quarter, angle), turned)
 
     def stop(x: Any) -> Any:
@@ -125,4 +130,5 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten.atan2.default: atan2,
         aten.xlogy.Tensor: xlogy,
         aten.xlogy.Scalar_Other: xlogy,
+        aten.special_xlog1py.default: lambda x, y: xlogy(x, op.Add(y, like(1, y))),
     }

@@ -217,6 +217,20 @@ POINTS: dict[str, tuple[Callable[[Any], Any], list[list[float]]]] = {
         lambda x: torch.logaddexp2(x[0], x[1]),
         [[1e3, 1e7, 1e7, INFINITY, 1.0, -INFINITY, 0.0, 3.0], [1e3, 1e7, 1e7 + 1, 1.0, INFINITY, -3.0, 0.0, -40.0]],
     ),
+    "atan2": (
+        lambda x: torch.atan2(x[0], x[1]),
+        [[0.0, 0.0, -0.0, -0.0, -0.0, 0.0, 2.0, -3.0], [0.0, -0.0, 0.0, -0.0, -1.0, -2.0, -0.0, 0.0]],
+    ),
+    "atan2 of one number": (lambda x: torch.atan2(x, x), [[0.0, 2.0, -1.0]]),
+    "xlog1py": (lambda x: torch.special.xlog1py(x[0], x[1].detach()), [[0.0, 0.0, 2.0, -1.0], [-1.0, -3.0, 0.5, 0.0]]),
+    "std_mean": (lambda x: sum(torch.std_mean(x, 1)), [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 2.0, 4.0]]),
+    "std_mean of all": (lambda x: torch.std_mean(x)[0], [[2.0, 2.0], [2.0, 2.0]]),
+    "std of std_mean": (lambda x: torch.std_mean(x, dim=0, correction=0, keepdim=True)[0], [[2.0, 1.0], [2.0, 5.0]]),
+    "mean of std_mean": (lambda x: torch.std_mean(x, dim=0)[1], [[2.0, 1.0], [2.0, 5.0]]),
+    "embedding_bag": (
+        lambda x: functional.embedding_bag(torch.tensor([[1, 2], [0, 0]]), x, mode="max"),
+        [[0.0, 0.0], [1.0, 3.0], [1.0, 2.0]],
+    ),
 }
 
 
@@ -237,8 +251,9 @@ def test_gradients_at_special_points_are_those_of_torch(name: str) -> None:
     (want,) = torch.autograd.grad(y.sum(), x)
     file = ob.torch.export(Called(function), (x.detach(),), input_names=["x"], output_names=["y"])
     feeds = {"x": x.detach().numpy(), "y_grad": np.ones(y.shape, np.float32)}
-    (got,) = ob.session(ob.vjp(file, ["x"])).run(["x_grad"], feeds)
-    np.testing.assert_allclose(np.asarray(got), want.numpy(), rtol=1e-6, atol=1e-7)
+    got, gradient = map(np.asarray, ob.session(ob.vjp(file, ["x"])).run(["y", "x_grad"], feeds))
+    np.testing.assert_allclose(got, y.detach().numpy(), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(gradient, want.numpy(), rtol=1e-6, atol=1e-7)
 
 
 def test_statistics_of_an_instance_norm_are_warned_of() -> None:
