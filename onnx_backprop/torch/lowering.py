@@ -7,12 +7,13 @@ under `torch.no_grad()`. Here they become operators of a library of their own, w
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
 from functools import partial
 from operator import getitem
 from typing import Any
 
 from onnx_backprop.opset.core.errors import UnsupportedError
+from onnx_backprop.torch.formulas import bounded_cross_entropy, norm, root_of_variance, smooth, stop_padding_rows
 from onnx_backprop.torch.modules import torch
 from onnx_backprop.torch.translations import translations
 
@@ -78,11 +79,15 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
             "pass"
         )
     elif name == "embedding" and arguments["padding_idx"] >= 0:
-        _stop_padding_rows(node, graph, arguments)
+        stop_padding_rows(node, graph, arguments)
     elif name == "cross_entropy_loss" and arguments["label_smoothing"]:
-        _smooth(node, graph, arguments)
+        smooth(node, graph, arguments)
+    elif name == "binary_cross_entropy":
+        bounded_cross_entropy(node, graph, arguments)
+    elif name == "linalg_vector_norm" and arguments["ord"] not in (0, 1, 2, math.inf, -math.inf):
+        norm(node, graph, arguments)
     elif name in ("std", "std_mean"):
-        _root_of_variance(node, graph, pair=name == "std_mean")
+        root_of_variance(node, graph, pair=name == "std_mean")
     elif name in _RANDOM and arguments.get("train", arguments.get("training")):
         raise UnsupportedError(
             f"export: {name} in training mode, in {where or 'the module'}: expected a random operator that ONNX can "
@@ -150,82 +155,6 @@ def _stop_region(node: Any, part: Any, buffers: set[str]) -> None:
             stopped = part.graph.call_function(torch.ops.onnx_backprop.stop.default, (value,))
         stopped.meta = {key: value.meta[key] for key in ("val", "nn_module_stack", "stack_trace") if key in value.meta}
         node.args = tuple(stopped if other is value else other for other in node.args)
-
-
-def _stop_padding_rows(node: Any, graph: Any, arguments: dict[str, Any]) -> None:
-    """Stop the gradient of the rows that an embedding reads at its padding_idx, which torch does not train."""
-    aten, value = torch.ops.aten, node.meta["val"]
-    indices = arguments["indices"]
-
-    def call(target: Any, args: tuple[Any, ...], value: Any) -> Any:
-        new = graph.call_function(target, args)
-        new.meta = {**node.meta, "val": value}
-        return new
-
-    with graph.inserting_before(node.next):
-        stopped = call(torch.ops.onnx_backprop.stop.default, (node,), value)
-        padding = call(aten.eq.Scalar, (indices, arguments["padding_idx"]), indices.meta["val"] == 0)
-        rows = call(aten.unsqueeze.default, (padding, -1), padding.meta["val"].unsqueeze(-1))
-        trained = call(aten.where.self, (rows, stopped, node), value)
-    node.replace_all_uses_with(trained, delete_user_cb=lambda user: user not in (stopped, trained))
-
-
-def _caller(node: Any, graph: Any) -> Callable[..., Any]:
-    """What puts a call beside a node, for its module, with the value that the call has."""
-
-    def call(target: Any, *args: Any, **kwargs: Any) -> Any:
-        new = graph.call_function(target, args, kwargs)
-        value = target(*(arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args), **kwargs)
-        new.meta = {**node.meta, "val": value}
-        return new
-
-    return call
-
-
-def _root_of_variance(node: Any, graph: Any, *, pair: bool) -> None:
-    """A standard deviation whose gradient is 0 where it is 0, as torch's, and not that of a root, NaN.
-
-    pair: with the mean beside it.
-    """
-    aten, call = torch.ops.aten, _caller(node, graph)
-    with graph.inserting_before(node):
-        packet = aten.var_mean if pair else aten.var
-        variance = call(getattr(packet, node.target._overloadname), *node.args, **node.kwargs)
-        variance, mean = (call(getitem, variance, n) for n in range(2)) if pair else (variance, None)
-        positive = call(aten.gt.Scalar, variance, 0)
-        root = call(aten.sqrt.default, call(aten.where.ScalarOther, positive, variance, 1.0))
-        result = call(aten.where.self, positive, root, variance)
-    for user in list(node.users) if pair else ():
-        user.replace_all_uses_with(mean if user.args[1] else result)
-        graph.erase_node(user)
-    node.replace_all_uses_with(result)
-    graph.erase_node(node)
-
-
-def _smooth(node: Any, graph: Any, arguments: dict[str, Any]) -> None:
-    """(1 - ε) · CE - ε · mean of log p over the classes, of the labels that count: torch's exporter leaves ε out."""
-    aten, share, reduction = torch.ops.aten, arguments["label_smoothing"], arguments["reduction"]
-    x, labels, ignored = arguments["self"], arguments["target"], arguments["ignore_index"]
-    if arguments["weight"] is not None or _is_float(labels):
-        raise UnsupportedError(
-            "export: cross_entropy with label_smoothing: expected labels that are integers and no weight. Export the "
-            "logits and give loss=ob.losses.SoftmaxCrossEntropy(weights=…, label_smoothing=…)"
-        )
-
-    call = _caller(node, graph)
-    axis = 1 if x.meta["val"].dim() > 1 else 0
-    with graph.inserting_before(node):
-        plain = call(aten.cross_entropy_loss.default, x, labels, None, reduction, ignored)
-        counts = call(aten.ne.Scalar, labels, ignored)
-        smooth = call(aten.mean.dim, call(aten.log_softmax.int, x, axis), [axis])
-        smooth = call(aten.where.ScalarOther, counts, smooth, 0.0)
-        if reduction:  # 1: the mean of those that count, 2: the sum
-            smooth = call(aten.sum.default, smooth)
-        if reduction == 1:
-            smooth = call(aten.div.Tensor, smooth, call(aten.sum.default, counts))
-        result = call(aten.sub.Tensor, call(aten.mul.Tensor, plain, 1 - share), call(aten.mul.Tensor, smooth, share))
-    node.replace_all_uses_with(result)
-    graph.erase_node(node)
 
 
 def _split_layers(node: Any, graph: Any, arguments: dict[str, Any], *, pair: bool) -> None:

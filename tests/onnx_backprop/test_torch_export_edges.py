@@ -208,7 +208,7 @@ def test_values_and_gradients_where_functions_overflow_or_end(name: str) -> None
 
 
 INFINITY = float("inf")
-POINTS: dict[str, tuple[Callable[[Any], Any], list[list[float]]]] = {
+POINTS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "logaddexp": (
         lambda x: torch.logaddexp(x[0], x[1]),
         [[1e3, 1e7, 1e7, INFINITY, 1.0, -INFINITY, 0.0, 3.0], [1e3, 1e7, 3.0, 1.0, INFINITY, -3.0, 0.0, -40.0]],
@@ -231,6 +231,23 @@ POINTS: dict[str, tuple[Callable[[Any], Any], list[list[float]]]] = {
         lambda x: functional.embedding_bag(torch.tensor([[1, 2], [0, 0]]), x, mode="max"),
         [[0.0, 0.0], [1.0, 3.0], [1.0, 2.0]],
     ),
+    "binary_cross_entropy": (
+        lambda x: functional.binary_cross_entropy(x, torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0, 0.3]), reduction="none"),
+        [0.0, 0.0, 1.0, 1.0, 1e-20, 0.8],
+    ),
+    "mean of binary_cross_entropy": (
+        lambda x: functional.binary_cross_entropy(x, torch.tensor([0.0, 1.0]), torch.tensor([2.0, 3.0])),
+        [0.0, 0.8],
+    ),
+    "sum of binary_cross_entropy": (
+        lambda x: functional.binary_cross_entropy(x.sigmoid(), torch.ones(3), reduction="sum"),
+        [-200.0, 200.0, 0.3],
+    ),
+    "norm of 3": (lambda x: torch.linalg.vector_norm(x, 3, dim=1), [[0.0, 0.0], [0.0, 2.0], [-1.0, 3.0]]),
+    "norm of 0.5": (lambda x: torch.norm(x, 0.5, 1, keepdim=True), [[0.0, 0.0], [0.0, 2.0], [-1.0, 3.0]]),
+    "norm of -1": (lambda x: torch.linalg.vector_norm(x, -1, dim=1), [[0.0, 0.0], [0.0, 2.0], [-1.0, 3.0]]),
+    "norm of all": (lambda x: torch.linalg.vector_norm(x, 3), [[0.0, 0.0], [0.0, 0.0]]),
+    "normalize": (lambda x: functional.normalize(x, 3.0), [[0.0, 0.0], [-1.0, 3.0]]),
 }
 
 
