@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from operator import getitem
 from typing import Any
@@ -54,11 +53,11 @@ def root_of_variance(node: Any, graph: Any, *, pair: bool) -> None:
         positive = call(aten.gt.Scalar, variance, 0)
         root = call(aten.sqrt.default, call(aten.where.ScalarOther, positive, variance, 1.0))
         result = call(aten.where.self, positive, root, variance)
-    for user in list(node.users) if pair else ():
-        user.replace_all_uses_with(mean if user.args[1] else result)
-        graph.erase_node(user)
-    node.replace_all_uses_with(result)
-    graph.erase_node(node)
+    if pair:
+        _replace_outputs(node, graph, result, mean)
+    else:
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
 
 
 def smooth(node: Any, graph: Any, arguments: dict[str, Any]) -> None:
@@ -108,19 +107,19 @@ def bounded_cross_entropy(node: Any, graph: Any, arguments: dict[str, Any]) -> N
     graph.erase_node(node)
 
 
-def norm(node: Any, graph: Any, arguments: dict[str, Any]) -> None:
-    """(Σ |x|^p)^(1/p) whose gradient is 0 where it is 0, and by what is 0, as torch's, and not that of a power, NaN."""
-    aten, call = torch.ops.aten, _caller(node, graph)
-    p, dtype, x = arguments["ord"], arguments["dtype"], arguments["self"]
-    nil = 0.0 if p > 0 else math.inf  # 0^p
+def max_of_all(node: Any, graph: Any, arguments: dict[str, Any]) -> None:
+    """An adaptive pool of one window as the first of its maxima, which alone has a gradient in torch, not each."""
+    aten, call, axes = torch.ops.aten, _caller(node, graph), len(arguments["output_size"])
     with graph.inserting_before(node):
-        x = x if dtype is None else call(aten.to.dtype, x, dtype)
-        other = call(aten.ne.Scalar, x, 0)
-        powers = call(aten.pow.Tensor_Scalar, call(aten.abs.default, call(aten.where.ScalarOther, other, x, 1.0)), p)
-        powers = call(aten.where.ScalarOther, other, powers, nil)
-        total = call(aten.sum.dim_IntList, powers, arguments["dim"], arguments["keepdim"])
-        other = call(aten.ne.Scalar, total, nil)
-        root = call(aten.pow.Tensor_Scalar, call(aten.where.ScalarOther, other, total, 1.0), 1 / p)
-        result = call(aten.where.ScalarOther, other, root, 0.0)
-    node.replace_all_uses_with(result)
+        pair = call(aten.max.dim, call(aten.flatten.using_ints, arguments["self"], -axes), -1, True)
+        parts = [call(getitem, pair, n) for n in range(2)]
+        for _ in range(axes - 1):
+            parts = [call(aten.unsqueeze.default, part, -1) for part in parts]
+    _replace_outputs(node, graph, *parts)
+
+
+def _replace_outputs(node: Any, graph: Any, *values: Any) -> None:
+    for user in list(node.users):
+        user.replace_all_uses_with(values[user.args[1]])
+        graph.erase_node(user)
     graph.erase_node(node)

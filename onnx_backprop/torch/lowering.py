@@ -7,13 +7,12 @@ under `torch.no_grad()`. Here they become operators of a library of their own, w
 from __future__ import annotations
 
 import inspect
-import math
 from functools import partial
 from operator import getitem
 from typing import Any
 
 from onnx_backprop.opset.core.errors import UnsupportedError
-from onnx_backprop.torch.formulas import bounded_cross_entropy, norm, root_of_variance, smooth, stop_padding_rows
+from onnx_backprop.torch.formulas import bounded_cross_entropy, max_of_all, root_of_variance, smooth, stop_padding_rows
 from onnx_backprop.torch.modules import torch
 from onnx_backprop.torch.translations import translations
 
@@ -82,10 +81,10 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
         stop_padding_rows(node, graph, arguments)
     elif name == "cross_entropy_loss" and arguments["label_smoothing"]:
         smooth(node, graph, arguments)
+    elif name.startswith("adaptive_max_pool") and all(length == 1 for length in arguments["output_size"]):
+        max_of_all(node, graph, arguments)
     elif name == "binary_cross_entropy":
         bounded_cross_entropy(node, graph, arguments)
-    elif name == "linalg_vector_norm" and arguments["ord"] not in (0, 1, 2, math.inf, -math.inf):
-        norm(node, graph, arguments)
     elif name in ("std", "std_mean"):
         root_of_variance(node, graph, pair=name == "std_mean")
     elif name in _RANDOM and arguments.get("train", arguments.get("training")):

@@ -112,6 +112,24 @@ def translations() -> dict[Any, Callable[..., Any]]:
         turned = op.Add(angle, op.Where(negative(x), op.Add(quarter, quarter), nil))
         return op.Where(steep, op.Sub(quarter, angle), turned)
 
+    def norm(x: Any, ord: float = 2.0, dim: Any = None, keepdim: bool = False, dtype: int = -1) -> Any:
+        """(Σ |x|^p)^(1/p) whose gradient is 0 where it is 0, and by what is 0, as torch's, and not NaN."""
+        x = x if dtype in (-1, None) else op.Cast(x, to=dtype)
+        axes = () if dim in (None, []) else (op.Constant(value_ints=[dim] if isinstance(dim, int) else list(dim)),)
+        nil, one = like(0, x), like(1, x)
+        at_0 = op.Equal(x, nil)
+        if ord == 0:
+            return op.ReduceSum(op.Where(at_0, nil, one), *axes, keepdims=keepdim)
+        if ord in (1, 2):
+            return (op.ReduceL1 if ord == 1 else op.ReduceL2)(x, *axes, keepdims=keepdim)
+        if math.isinf(ord):
+            return (op.ReduceMax if ord > 0 else op.ReduceMin)(op.Abs(x), *axes, keepdims=keepdim)
+        power_of_0 = nil if ord > 0 else like(math.inf, x)
+        powers = op.Where(at_0, power_of_0, op.Pow(op.Abs(op.Where(at_0, one, x)), like(ord, x)))
+        total = op.ReduceSum(powers, *axes, keepdims=keepdim)
+        at_0 = op.Equal(total, power_of_0)
+        return op.Where(at_0, nil, op.Pow(op.Where(at_0, one, total), like(1 / ord, x)))
+
     def stop(x: Any) -> Any:
         y = op.Identity(x)
         y.producer().metadata_props[STOP] = "detach"
@@ -128,6 +146,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         aten.logaddexp2.default: log_add_exp2,
         aten.sinc.default: sinc,
         aten.atan2.default: atan2,
+        aten.linalg_vector_norm.default: norm,
         aten.xlogy.Tensor: xlogy,
         aten.xlogy.Scalar_Other: xlogy,
         aten.special_xlog1py.default: lambda x, y: xlogy(x, op.Add(y, like(1, y))),

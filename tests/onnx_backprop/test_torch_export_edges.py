@@ -243,10 +243,22 @@ POINTS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
         lambda x: functional.binary_cross_entropy(x.sigmoid(), torch.ones(3), reduction="sum"),
         [-200.0, 200.0, 0.3],
     ),
+    "AdaptiveMaxPool1d": (lambda x: functional.adaptive_max_pool1d(x, 1), [[0.0, 0.0, 0.0], [1.0, 2.0, 2.0]]),
+    "AdaptiveMaxPool2d": (torch.nn.AdaptiveMaxPool2d(1), [[[[0.0, 0.0], [0.0, 0.0]], [[1.0, 2.0], [2.0, 0.0]]]]),
+    "AdaptiveMaxPool3d": (torch.nn.AdaptiveMaxPool3d((1, 1, 1)), [[[[1.0, 2.0], [2.0, 0.0]]]]),
     "norm of 3": (lambda x: torch.linalg.vector_norm(x, 3, dim=1), [[0.0, 0.0], [0.0, 2.0], [-1.0, 3.0]]),
     "norm of 0.5": (lambda x: torch.norm(x, 0.5, 1, keepdim=True), [[0.0, 0.0], [0.0, 2.0], [-1.0, 3.0]]),
     "norm of -1": (lambda x: torch.linalg.vector_norm(x, -1, dim=1), [[0.0, 0.0], [0.0, 2.0], [-1.0, 3.0]]),
     "norm of all": (lambda x: torch.linalg.vector_norm(x, 3), [[0.0, 0.0], [0.0, 0.0]]),
+    "norm of 0": (lambda x: torch.linalg.vector_norm(x, 0, dim=1) + x[:, 0], [[0.0, 0.0], [0.0, 2.0]]),
+    "norm of infinity": (lambda x: torch.linalg.vector_norm(x, INFINITY, dim=(0, 1)), [[0.0, -3.0], [3.0, 2.0]]),
+    "norm of all, axes kept": (lambda x: torch.linalg.vector_norm(x, 2, keepdim=True), [[0.0, -3.0], [3.0, 2.0]]),
+    "linalg.norm": (lambda x: torch.linalg.norm(x, 3, dim=1), [[0.0, 0.0], [0.0, 2.0], [-1.0, 3.0]]),
+    "renorm": (lambda x: torch.renorm(x, 3, 0, 1.0), [[0.0, 0.0], [0.1, 0.2], [-1.0, 3.0]]),
+    "pairwise_distance": (
+        lambda x: functional.pairwise_distance(x[0], x[1], 3.0, eps=0.0),
+        [[[0.0, 1.0], [1.0, 2.0]], [[0.0, 1.0], [1.0, 4.0]]],
+    ),
     "normalize": (lambda x: functional.normalize(x, 3.0), [[0.0, 0.0], [-1.0, 3.0]]),
 }
 
