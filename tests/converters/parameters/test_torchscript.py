@@ -322,7 +322,7 @@ def test_vectors_of_spectral_norm(prefix: str, body: str, u: np.ndarray, v: np.n
     file = scripted(body, {"l.w_orig": W, "l.w_u": u, "l.w_v": v})
     old = "l.w_orig", "l.w_u", "l.w_v"
     new = old if prefix == "l.w_" else (f"{prefix}original", f"{prefix}0._u", f"{prefix}0._v")
-    names = dict(zip(old, new, strict=True))
+    names: dict[str, str] = dict(zip(old, new, strict=True))
     for node in file.graph.node:
         assign(node.input, [names.get(name, name) for name in node.input])
     for tensor in file.graph.initializer:
