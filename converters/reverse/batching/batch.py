@@ -277,9 +277,6 @@ class _Walk:
         for end in ends:
             if not isinstance(end.type, ir.TensorType | None):
                 raise unsupported(nodes[0], f"{end.name!r} is no tensor, so that rows of it have no common axis")
-        for node in nodes:
-            if is_standard(node, "BatchNormalization") and any(y in ends or y.uses() for y in node.outputs[1:]):
-                raise unsupported(node, "onnxruntime overwrites the statistics it reads, and the next row reads those")
         nodes = [*self._constants(group), *nodes]
         read = dict.fromkeys(value for node in nodes for value in _in_order(node) if value in self._batched)
         rows: list[ir.Value] = []

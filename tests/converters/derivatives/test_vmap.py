@@ -284,17 +284,19 @@ def test_rows_of_different_lengths_are_an_error() -> None:
         run(mapped, {"x": np.tril(same + 1)})
 
 
-def test_renewed_statistics_have_no_rows() -> None:
-    """onnxruntime writes the statistics of a row over those that the next one reads: refused, and y alone is right."""
-    text = """<ir_version: 10, opset_import: ["": 17]> g (float[2, 2, 3] x) => (float[2, 2, 3] y, float[2] m)
+def test_renewed_statistics_of_each_row_are_those_of_its_own() -> None:
+    """onnxruntime writes the statistics of a row over those that the next one reads, which are others therefore."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 17]> g (float[2, 2, 3] x) => (float[2, 2, 3] y, float[2] m, float[2] u)
         <float[2] w = {1, 2}, float[2] b = {0, 1}, float[2] mean = {1, 0}, float[2] var = {1, 2}>
-        { y, m, v = BatchNormalization<training_mode = 1>(x, w, b, mean, var) }"""
-    model = parser.parse_model(text)
-    with pytest.raises(ob.UnsupportedError, match="overwrites the statistics"):
-        ob.vmap(model, {"x": 0})
-    del model.graph.output[1]
+        { y, m, v = BatchNormalization<training_mode = 1>(x, w, b, mean, var) u = Add(v, mean) }"""
+    )
     x = np.random.default_rng(3).standard_normal((4, 2, 2, 3), np.float32)
-    results = run(ob.vmap(model, {"x": 0}), {"x": x})["y"]
-    single = ob.session(model)
-    for row, result in zip(x, results, strict=True):
-        np.testing.assert_allclose(result, np.asarray(single.run(["y"], {"x": row})[0]), rtol=1e-5, atol=1e-6)
+    results = run(ob.vmap(model, {"x": 0}), {"x": x})
+    stored, spread = np.float32([1, 0]), np.float32([1, 2])
+    for row, y, m, u in zip(x, results["y"], results["m"], results["u"], strict=True):
+        mean, var = row.mean((0, 2)), row.var((0, 2))
+        scaled = (row - mean[:, None]) / np.sqrt(var + 1e-5)[:, None] * [[1], [2]] + [[0], [1]]
+        np.testing.assert_allclose(y, scaled, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(m, 0.9 * stored + 0.1 * mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(u, 0.9 * spread + 0.1 * var + stored, rtol=1e-5)
