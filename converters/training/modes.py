@@ -12,11 +12,10 @@ from onnx_backprop.converters.recompute.marks import DROPPED, VIEW, originals
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.forward import label, unsupported
 from onnx_backprop.converters.reverse.known import constant_value
-from onnx_backprop.converters.reverse.models.faults import RENEWED
 from onnx_backprop.converters.rules.common import as_shaped
 from onnx_backprop.converters.training.names import RANDOM_STATE
 from onnx_backprop.opset.core.errors import warn
-from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.names import RENEWED, used_names
 from onnx_backprop.opset.graphs.walk import is_standard
 
 _SHOWN = 4  # modules that a warning lists

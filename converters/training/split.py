@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from onnx_backprop.converters.reverse.models.faults import RENEWED
 from onnx_backprop.converters.training.result import TrainingGraph
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.opset.functions.overloads import refuse_older_runtimes
 from onnx_backprop.opset.graphs.edit import assign, copied, without
-from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.opset.graphs.names import RENEWED, unique, used_names
 from onnx_backprop.opset.graphs.order import ancestors, positions
 from onnx_backprop.opset.graphs.walk import all_nodes, reads
 

@@ -73,11 +73,16 @@ def translations() -> dict[Any, Callable[..., Any]]:
         return op.Neg(op.Softplus(op.Neg(x)))
 
     def log_add(x: Any, y: Any, base: float) -> Any:
-        """max + log(1 + base^-|x - y|): Exp(x) is infinite from 89 on, and a logarithm of its sum rounds large x."""
-        apart = op.Abs(op.Where(op.Equal(x, y), like(0, x), op.Sub(x, y)))  # of infinities of one sign, NaN
-        factor = like(math.log(base), x)
-        share = op.Exp(op.Neg(op.Mul(apart, factor)))
-        return op.Add(op.Max(x, y), op.Div(op.Log(op.Add(like(1, x), share)), factor))
+        """m + log(base^(x - m) + base^(y - m)), m: the maximum, which has no gradient here; that alone of infinities.
+
+        Exp(x) is infinite from 89 on, and a logarithm of its sum rounds large x.
+        """
+        nil, endless, factor = like(0, x), like(math.inf, x), like(math.log(base), x)
+        largest = op.Max(x, y)
+        infinite = op.Or(op.Equal(op.Abs(x), endless), op.Equal(op.Abs(y), endless))
+        most = stop(op.Where(infinite, nil, largest))
+        powers = [op.Exp(op.Mul(op.Sub(op.Where(infinite, nil, v), most), factor)) for v in (x, y)]
+        return op.Where(infinite, largest, op.Add(most, op.Div(op.Log(op.Add(*powers)), factor)))
 
     def log_add_exp(x: Any, y: Any) -> Any:
         return log_add(x, y, math.e)
@@ -114,7 +119,9 @@ def translations() -> dict[Any, Callable[..., Any]]:
 
     def norm(x: Any, ord: float = 2.0, dim: Any = None, keepdim: bool = False, dtype: int = -1) -> Any:
         """(Σ |x|^p)^(1/p) whose gradient is 0 where it is 0, and by what is 0, as torch's, and not NaN."""
-        x = x if dtype in (-1, None) else op.Cast(x, to=dtype)
+        if dtype not in (-1, None):
+            x = op.Cast(x, to=dtype)
+            x.dtype = ir.DataType(dtype)
         axes = () if dim in (None, []) else (op.Constant(value_ints=[dim] if isinstance(dim, int) else list(dim)),)
         nil, one = like(0, x), like(1, x)
         at_0 = op.Equal(x, nil)

@@ -10,6 +10,8 @@ from onnx import GraphProto, NodeProto
 from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.walk import all_graphs, defined_in, subgraphs
 
+RENEWED = "onnx_backprop.renewed"  # a node's metadata: the running statistic whose value after a run it gives
+
 
 class Names(set[str]):
     """Names that are taken, and the last number that `unique` has put behind each: counting goes on from there."""

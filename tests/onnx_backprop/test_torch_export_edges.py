@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -283,6 +284,27 @@ def test_gradients_at_special_points_are_those_of_torch(name: str) -> None:
     got, gradient = map(np.asarray, ob.session(ob.vjp(file, ["x"])).run(["y", "x_grad"], feeds))
     np.testing.assert_allclose(got, y.detach().numpy(), rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(gradient, want.numpy(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("function", [torch.logaddexp, torch.logaddexp2])
+def test_second_derivatives_where_both_operands_are_equal(function: Callable[..., Any]) -> None:
+    x, v = torch.tensor([0.0, 1.0, -2.0], requires_grad=True), torch.tensor([0.7, 0.5, -1.0])
+    want = torch.autograd.functional.hvp(lambda x: function(x, -x).sum(), x, v)[1]
+    example = (x.detach(),)
+    file = ob.torch.export(Called(lambda x: function(x, -x).sum()), example, input_names=["x"], output_names=["y"])
+    derived = ob.hvp(file, ["x"])
+    feeds = {"x": x.detach().numpy(), ob.derivatives(derived)[-1].seeds["x"]: v.numpy()}
+    (got,) = ob.session(derived).run([ob.derivatives(derived)[-1].results["x"]], feeds)
+    np.testing.assert_allclose(np.asarray(got), want.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, float("inf")])
+def test_a_norm_of_another_type(order: float) -> None:
+    x = torch.randn(2, 3)
+    function = partial(torch.linalg.vector_norm, ord=order, dim=-1, dtype=torch.float64)
+    file = ob.torch.export(Called(function), (x,), input_names=["x"], output_names=["y"])
+    (y,) = ob.session(file).run(["y"], {"x": x.numpy()})
+    np.testing.assert_allclose(np.asarray(y), function(x).numpy(), rtol=1e-12)
 
 
 def test_statistics_of_an_instance_norm_are_warned_of() -> None:

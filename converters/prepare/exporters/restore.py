@@ -265,12 +265,13 @@ class _Restorer:
             inside = [other for other in self.missing if owner(other) == self._module_of(node)]
             return inside[0] if len(inside) == 1 else name
         read = dict.fromkeys(self.targets[argument] for argument in arguments if argument in self.targets)
+        operand = self._operand(node, index, arguments)
+        if self.targets.get(operand) in self.missing:
+            return self.targets[operand]
         if name in read:
             return name
         lost = [other for other in read if other in self.missing]
-        if len(lost) > 1:
-            lost = [other for other in lost if other == self._operand(node, index, arguments)]
-        if len(lost) == 1:
+        if len(lost) == 1 and not operand:
             return lost[0]
         module, place = self._module_of(node), PLACES.get(node.op_type, {}).get(index, "")
         leaf = name.rpartition(".")[2]
@@ -312,7 +313,7 @@ class _Restorer:
         return "" if operand in self.targets or operand in self.producers or operand == values[index] else operand
 
     def _operand(self, node: NodeProto, index: int, arguments: Sequence[str]) -> str:
-        """The name of what torch reads in the place of an input of a product, a sum behind one or a normalisation."""
+        """What torch reads at an input of a product, a sum behind one or a normalisation, if the file says it."""
         if not is_standard(node, "Add", "MatMul", *BIASED, *PLACES):
             return ""
         if node.op_type == "Add":
@@ -320,7 +321,7 @@ class _Restorer:
             index = 2 if product is not None and product.op_type == "MatMul" else len(arguments)
         if re.search(r"\.b?addb?mm\.", operation_of(node)):  # whose bias comes first
             arguments = [*arguments[1:], *arguments[:1]]
-        return self.targets.get(arguments[index], "") if index < len(arguments) else ""
+        return arguments[index] if index < len(arguments) else ""
 
     def _sibling(self, node: NodeProto, index: int) -> str:
         """The name of the bias beside the weight that a product reads."""

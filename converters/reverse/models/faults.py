@@ -32,8 +32,9 @@ EliminateIdentity has just taken away: "Node input is not a graph input, initial
 The copy stays, since a later derivative may stop at it, or be taken by it.
 
 A BatchNormalization in training mode writes its new statistics over those that it reads, whoever else reads them: other
-nodes, later runs, and what was joined with equal numbers. Unless a training feeds them anew for each step, it gets
-others of its own, which its result does not depend on, and the new ones are computed beside it.
+nodes, later runs, and what was joined with equal numbers, as the zeros of a fresh mean and of a bias. Where they or the
+new ones are read, and no training feeds them for each step, it gets others of its own, which its result does not depend
+on, and the new ones are computed beside it. Elsewhere they become inputs with defaults, which are not joined.
 """
 
 from collections.abc import Collection
@@ -46,10 +47,9 @@ from onnx_backprop.converters.prepare.stops import put_identity
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value, dims
 from onnx_backprop.opset.functions.mat_mul_n_bits import NAME as MAT_MUL_N_BITS
-from onnx_backprop.opset.graphs.names import used_names
+from onnx_backprop.opset.graphs.names import RENEWED, used_names
 from onnx_backprop.opset.graphs.walk import is_standard
 
-RENEWED = "onnx_backprop.renewed"  # in a node's metadata: the running statistic that its output stands for
 _UNLIKE_OTHERS = 0.3125  # is added to statistics, which are zeros and ones at first, as what others read is
 _MOVED = ("MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")  # that QDQPropagation passes
 _WITH_OUTPUT_TYPE = 21  # the opset from which on a QuantizeLinear may state the type of its output
@@ -65,8 +65,11 @@ def avoid_faults(model: ir.Model, carried: Collection[str] = ()) -> None:
             node.attributes.pop("accuracy_level", None)
     nodes = [(graph, node) for graph in graphs for node in graph if not node.domain]
     for graph, node in nodes:
-        if node.op_type == "BatchNormalization" and not all(_is_fed(node, n, carried) for n in STATISTICS):
+        if node.op_type == "BatchNormalization" and not all(_is_safe(node, n, carried) for n in STATISTICS):
             _keep_statistics(graph, node, used_names(model.graph))
+        elif node.op_type == "BatchNormalization" and graph is model.graph and _trains(node):
+            stored = [x for n in STATISTICS if (x := node.inputs[n]) is not None and x.is_initializer()]
+            graph.inputs.extend(x for x in dict.fromkeys(stored) if not x.is_graph_input())
     for value in dict.fromkeys(node.inputs[0] for graph, node in nodes if _is_moved_into_a_body(graph, node)):
         assert value is not None
         put_identity(model.graph if value.graph is None else value.graph, value, used_names(model.graph))
@@ -145,14 +148,24 @@ def _is_moved_through(node: ir.Node) -> bool:
     return cubic and not (smooth and smooth.as_int()) and dims(node.outputs[0]) is not None
 
 
-def _is_fed(node: ir.Node, place: int, carried: Collection[str]) -> bool:
+def _trains(node: ir.Node) -> bool:
+    mode = node.attributes.get("training_mode")
+    return mode is not None and mode.as_int() == 1
+
+
+def _is_safe(node: ir.Node, place: int, carried: Collection[str]) -> bool:
     """Whether a BatchNormalization may overwrite the statistic that it reads, or is in inference mode, and does not."""
-    mode, value = node.attributes.get("training_mode"), node.inputs[place]
-    if mode is None or not mode.as_int() or value is None:
+    value = node.inputs[place]
+    if value is None or not _trains(node):
         return True
+    others = [reader for reader, n in value.uses() if (n, reader.op_type) != (place, "BatchNormalization")]
+    if others or value.is_graph_output():
+        return False
+    new = node.outputs[place - STATISTICS[0] + 1] if len(node.outputs) > place - STATISTICS[0] + 1 else None
+    unread = new is None or not (new.uses() or new.is_graph_output())
     earlier = value.producer()
     renewed = earlier is not None and is_standard(earlier, "BatchNormalization") and bool(value.index())
-    return len(value.uses()) == 1 and not value.is_graph_output() and (renewed or value.name in carried)
+    return unread or renewed or value.name in carried
 
 
 def _keep_statistics(graph: ir.Graph, node: ir.Node, names: set[str]) -> None:

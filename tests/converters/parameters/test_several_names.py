@@ -251,3 +251,22 @@ def test_readers_of_a_tensor_are_nodes_that_a_user_can_find() -> None:
     file = scripted(body, tensors, {"i": "Identity_0", "s": "/MatMul", "t": "/Div", "y": "/l/MatMul"})
     file.graph.node[0].output[0] = file.graph.node[1].input[1] = "onnx::MatMul_9"
     assert "Identity_0" not in trained_of(file)[1]
+
+
+def test_a_scale_that_was_merged_with_the_bias_of_its_own_module() -> None:
+    """Both begin with zeros, as in residual blocks; what torch read at each place says which is which."""
+    body = "a = LayerNormalization(x, n.bias, n.bias) b = Add(a, x) y = MatMul(b, w)"
+    file = exported(body, {"n.bias": ZEROS, "w": SQUARE}, "n.weight n.bias w", modules={"a": "n"})
+    graph, said = trained_of(with_operations(file, {"a": "%x, [3], %p_n_weight, %p_n_bias"}))
+    assert set(names_of(graph)) == {"n.weight", "n.bias", "w"}
+    assert reads(graph, "LayerNormalization", 1) != reads(graph, "LayerNormalization", 2)
+    assert "no tensor for" not in said
+
+
+def test_a_computed_matrix_is_no_lost_bias() -> None:
+    body = "a = Gemm(x, w, b) c = Tanh(a) y = Gemm(c, w, b)"
+    file = exported(body, {"w": np.eye(3, dtype=np.float32), "b": ZEROS}, "w b e")
+    calls = {"a": "%x, %p_w, %p_b", "y": "%c, %permute, %p_e"}
+    graph, _ = trained_of(with_operations(file, calls, "torch.ops.aten.linear.default"))
+    lengths = {name: value.shape for name, value in names_of(graph).items()}
+    assert lengths == {"w": (3, 3), "b": (3,), "e": (3,)}
