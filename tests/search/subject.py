@@ -31,6 +31,7 @@ def opened(model: ModelProto, kernels: str | None = None) -> Callable[[Feeds], N
     else:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # as without these options
         session = ob.session(model, kernels=kernels, session_options=options)
     accepted = {v.name for v in (*session.get_inputs(), *session.get_overridable_initializers())}
     names = [v.name for v in session.get_outputs()]
