@@ -64,12 +64,12 @@ def avoid_faults(model: ir.Model, carried: Collection[str] = ()) -> None:
         if _is_half(node.inputs[2]) or not all(map(_is_constant, node.inputs[2:4])):
             node.attributes.pop("accuracy_level", None)
     nodes = [(graph, node) for graph in graphs for node in graph if not node.domain]
-    for graph, node in nodes:
-        if node.op_type == "BatchNormalization" and not all(_is_safe(node, n, carried) for n in STATISTICS):
-            _keep_statistics(graph, node, used_names(model.graph))
-        elif node.op_type == "BatchNormalization" and graph is model.graph and _trains(node):
-            stored = [x for n in STATISTICS if (x := node.inputs[n]) is not None and x.is_initializer()]
-            graph.inputs.extend(x for x in dict.fromkeys(stored) if not x.is_graph_input())
+    norms = [one for one in nodes if one[1].op_type == "BatchNormalization" and _trains(one[1])]
+    while unsafe := [one for one in norms if not all(_is_safe(one[1], n, carried) for n in STATISTICS)]:
+        _keep_statistics(*unsafe[0], used_names(model.graph))  # whose new readers another one may be unsafe for
+    read = [node.inputs[n] for graph, node in norms if graph is model.graph for n in STATISTICS]
+    stored = dict.fromkeys(x for x in read if x is not None and x.is_initializer())
+    model.graph.inputs.extend(x for x in stored if not x.is_graph_input())
     for value in dict.fromkeys(node.inputs[0] for graph, node in nodes if _is_moved_into_a_body(graph, node)):
         assert value is not None
         put_identity(model.graph if value.graph is None else value.graph, value, used_names(model.graph))

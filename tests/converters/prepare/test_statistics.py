@@ -135,7 +135,7 @@ def test_two_modules_have_statistics_each_and_one_module_has_one() -> None:
         ("model/a/bn model/b/bn", 0.0, False),
     ],
 )
-def test_modules_of_one_scale_and_one_bias_are_told_by_their_names(names: str, mean: float, apart: bool) -> None:
+def test_modules_of_one_scale_and_one_bias_are_two_by_their_names(names: str, mean: float, apart: bool) -> None:
     model = _model("a = BatchNormalization(x, s, c, m, var) y = BatchNormalization(a, s, c, m, var)")
     arrays = {"s": np.float32([1, 2, 3, 4]), "c": np.float32([4, 3, 2, 1]), "m": np.full(4, mean, np.float32)}
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
