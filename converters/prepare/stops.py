@@ -112,7 +112,9 @@ def put_identity(
         new.name = str(node.name)
         graph.insert_before(graph[0], node) if len(graph) else graph.append(node)
     else:
-        producer.name = producer.name or next(str(y.name) for y in producer.outputs if y.name)  # for messages
+        if not producer.name:  # for messages: its output's, which another node may be called by
+            label = next(str(y.name) for y in producer.outputs if y.name)
+            producer.name = unique(label, reserved) if any(n.name == label for n in producer.graph or ()) else label
         value.name, new.name = unique(f"{name}/before", reserved), name
         graph.insert_after(producer, node)
     return new

@@ -143,6 +143,17 @@ class Builder:
         """The length of one axis (negative counts from the end), a 1-D int64 tensor of one entry."""
         return self.lengths(value, axis, None if axis == -1 else axis + 1)
 
+    def count(self, vector: ir.Value) -> ir.Value:
+        """The number of entries of a 1-D tensor, 0-D int64.
+
+        Size would do, but of a shape onnxruntime (1.32) infers the product of the lengths, and from it that of a Range.
+        """
+        return self.Squeeze(self.Shape(vector))
+
+    def rank(self, value: ir.Value) -> ir.Value:
+        """The number of axes, 0-D int64."""
+        return self.count(self.Shape(value))
+
     def shape_s32(self, value: ir.Value) -> ir.Value:
         """The shape of a value as the int32 tensor that the domain's operators take."""
         return self.Cast(self.shape(value), to=ir.DataType.INT32)

@@ -47,7 +47,7 @@ def _around_slice(op: Builder, node: Forward, dy: ir.Value) -> tuple[ir.Value, i
 
 def _around_slice_at_run_time(op: Builder, node: Forward, x: ir.Value, dy: ir.Value) -> tuple[ir.Value, ir.Value]:
     start = op.Cast(node.input(1), to=ir.DataType.INT64)
-    axes = op.Cast(node.input(3), to=ir.DataType.INT64) if node.has(3) else op.Range(0, op.Size(start), 1)
+    axes = op.Cast(node.input(3), to=ir.DataType.INT64) if node.has(3) else op.Range(0, op.count(start), 1)
     n, kept = op.Gather(op.Shape(x), axes), op.Gather(op.Shape(dy), axes)
     start = op.Where(op.Less(start, 0), op.Add(start, n), start)
     before = op.Min(op.Max(start, 0), n)

@@ -145,7 +145,7 @@ def _axes_from(op: Builder, node: Forward) -> ir.Value:
         return op.ints(range(axis, 0))
     if static_shape is not None:
         return op.ints(range(axis, len(static_shape)))
-    return op.Range(axis, op.Size(op.shape(node.input(0))), 1)
+    return op.Range(axis, op.rank(node.input(0)), 1)
 
 
 def _scaled(op: Builder, node: Forward, unit: Standardised, dy: ir.Value) -> list[ir.Value]:

@@ -201,7 +201,7 @@ def global_average_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 def global_max_pool(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """Y = max x over the spatial axes  =>  dx = dy / (number of x that equal Y) where x = Y: ties share equally."""
     x, static_shape = node.input(0), dims(node.input(0))
-    axes = op.Range(2, op.Size(op.shape(x)), 1) if static_shape is None else range(2, len(static_shape))
+    axes = op.Range(2, op.rank(x), 1) if static_shape is None else range(2, len(static_shape))
     hit = op.Equal(x, node.output())
     count = op.ReduceSum(op.Cast(hit, to=work_type(x)), axes, keepdims=1, noop_with_empty_axes=1)
     return op.Where(hit, narrow(op, op.Div(widen(op, dy), count), x), 0)

@@ -60,7 +60,7 @@ def tile(op: Builder, node: Forward, dy: ir.Value) -> Grads:
     """
     x, known = node.input(0), dims(node.input(0))
     pairs = op.Concat(op.Unsqueeze(node.input(1), [1]), op.Unsqueeze(op.shape(x), [1]), axis=1)
-    axes = op.Range(0, op.Mul(op.Size(op.shape(x)), 2), 2) if known is None else range(0, 2 * len(known), 2)
+    axes = op.Range(0, op.Mul(op.rank(x), 2), 2) if known is None else range(0, 2 * len(known), 2)
     repeats = op.Reshape(dy, op.Reshape(pairs, [-1]), allowzero=1)
     return op.ReduceSum(repeats, axes, keepdims=0, noop_with_empty_axes=1)
 

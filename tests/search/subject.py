@@ -11,6 +11,7 @@ import onnxruntime
 from onnx import ModelProto, helper, numpy_helper
 
 import onnx_backprop as ob
+from onnx_backprop.opset.graphs.walk import all_nodes, attributes_of
 from tests.search.dress import copy, floats_of, in_float64
 from tests.search.generate import Feeds, stock
 
@@ -91,6 +92,8 @@ class Subject:
 
     @cached_property
     def forward(self) -> Callable[[Feeds], Named]:
+        if any(attributes_of(node).get("training_mode") for node in all_nodes(self.fed)):
+            return lambda feeds: opened(self.fed)(feeds)  # onnxruntime writes new statistics over those of later runs
         return opened(self.fed)
 
     @cached_property
@@ -152,6 +155,10 @@ def one_number(s: Subject) -> ModelProto:
     model.graph.node.append(helper.make_node("Sum", parts, ["s of all"], name="s of all"))
     kind = helper.np_dtype_to_tensor_dtype(s.values[s.of[0]].dtype)
     model.graph.output.append(helper.make_tensor_value_info("s of all", kind, []))
+    try:
+        stock(model)
+    except Exception as error:
+        raise SkippedError("onnxruntime infers another shape of an output than it gives") from error
     return model
 
 

@@ -171,11 +171,11 @@ def _is_safe(node: ir.Node, place: int, carried: Collection[str]) -> bool:
 def _keep_statistics(graph: ir.Graph, node: ir.Node, names: set[str]) -> None:
     """m' = p·m + (1 - p)·mean(x), and of the variance likewise, beside a node that reads other statistics."""
     op, momentum = Builder(names), node.attributes.get("momentum")
-    p, x = 0.9 if momentum is None else momentum.as_float(), node.inputs[0]
+    p, x = float(np.float32(0.9)) if momentum is None else momentum.as_float(), node.inputs[0]
     assert x is not None
     op.prefix = node.name or str(node.outputs[0].name)
     wide, rank = op.Cast(x, to=ir.DataType.FLOAT) if x.dtype in _HALF else x, _rank(x)
-    axes = op.Concat([0], op.Range(2, op.Size(op.Shape(x)), 1), axis=0) if rank is None else [0, *range(2, rank)]
+    axes = op.Concat([0], op.Range(2, op.rank(x), 1), axis=0) if rank is None else [0, *range(2, rank)]
     for place, old in zip(STATISTICS, node.outputs[1:], strict=False):
         statistic = node.inputs[place]
         assert statistic is not None

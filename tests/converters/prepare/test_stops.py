@@ -113,6 +113,15 @@ def test_stops_by_name(case: str) -> None:
     np.testing.assert_allclose(got["w_grad"], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:wrt. the derivative by 'w' is zero")
+def test_a_node_without_a_name_does_not_get_that_of_another() -> None:
+    """The product before the stop is named as its result, which another node's name is here."""
+    model = model_of("a = MatMul(x, w) b = Sin(a) y = Mul(a, b)")
+    model.graph.node[1].name = "a"
+    converted = ob.backward(model, wrt=["w"], of=["y"], stop=["a"])
+    assert not outputs(converted, x=X, y_grad=DY)["w_grad"].any()
+
+
 def test_a_stop_at_an_input_and_at_a_weight_stops_those_alone() -> None:
     model = model_of("a = MatMul(x, w) y = Sin(a)")
     both = {"x": X, "y_grad": DY}

@@ -250,6 +250,39 @@ def test_statistics_that_a_normalization_overwrites(body: str, inputs: str) -> N
         np.testing.assert_array_equal(kept[name], array)
 
 
+def test_the_default_momentum_is_that_of_float32() -> None:
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (double[4,3] x) => (double[3] m1) '
+        "<double[3] s = {1, 2, 3}, double[3] m = {1, 2, 3}, double[3] v = {1, 1, 1}> "
+        "{ y, m1, v1 = BatchNormalization<training_mode = 1>(x, s, m, m, v) }"
+    )
+    x = np.random.default_rng(3).standard_normal((4, 3))
+    plain, derived = (
+        onnxruntime.InferenceSession(one.SerializeToString(), providers=["CPUExecutionProvider"])
+        for one in (model, ob.backward(model, wrt=["x"], of=["m1"]))
+    )
+    m1, dx = map(np.asarray, derived.run(["m1", "x_grad"], {"x": x, "m1_grad": np.ones(3)}))
+    np.testing.assert_allclose(m1, np.asarray(plain.run(None, {"x": x})[0]), rtol=1e-12)
+    np.testing.assert_allclose(dx, np.full((4, 3), (1 - float(np.float32(0.9))) / 4), rtol=1e-12)
+
+
+def test_a_rank_that_onnxruntime_alone_infers() -> None:
+    """From Size(Shape(t)) it infers the product of the lengths for a Range, and takes memory of another size for it."""
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 22]> g (float[2,4,4] x) => (float[1] y) '
+        "<float[4] one = {1, 2, 3, 4}, float[1] f = {2}, float[1] m = {3}> { a, b = Scan<num_scan_inputs = 1, "
+        "body = e (float[2,4,4] p, float[4,4] q) => (float[] n, float[] o) { "
+        "n = GroupNormalization<num_groups = 4>(p, one, one) k = Constant<value_ints = [0, 2]>() "
+        "o = ReduceMin<keepdims = 1>(n, k) }>(x, x) t = AveragePool<kernel_shape = [2, 1]>(b) "
+        "h, y, z = BatchNormalization<training_mode = 1>(t, f, f, m, f) }"
+    )
+    x = np.random.default_rng(3).standard_normal((2, 4, 4)).astype(np.float32)
+    derived = [ob.backward(model, wrt=["x"], inline=inline) for inline in (False, True)]
+    expected, got = (np.asarray(ob.session(one).run(["x_grad"], {"x": x})[0]) for one in derived)
+    assert expected.any()
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(("shape", "perm"), [((4, 3), [1, 0]), ((2, 4, 3), [0, 2, 1])])
 @pytest.mark.parametrize("cast", ["t = Identity(u)", "t = Cast<to = 1>(u)"])
 def test_a_transposed_matrix_by_a_vector(shape: tuple[int, ...], perm: list[int], cast: str) -> None:
