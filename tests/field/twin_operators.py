@@ -213,7 +213,7 @@ def _axes(c: Call, given: Any) -> list[int] | None:
 
 _REDUCTIONS: dict[str, Operator] = {
     "ReduceL1": lambda x, d, k: x.abs().sum(d, k),
-    "ReduceL2": lambda x, d, k: torch.sqrt((x * x).sum(d, k)),
+    "ReduceL2": lambda x, d, k: torch.linalg.vector_norm(x, 2, d, k),
     "ReduceLogSum": lambda x, d, k: torch.log(x.sum(d, k)),
     "ReduceLogSumExp": torch.logsumexp,
     "ReduceMax": torch.amax,
