@@ -324,6 +324,8 @@ def equal_weights(trained: Collection[ir.Value]) -> list[str]:
                 alike.setdefault((value.dtype, *sorted(array.shape), float(array[0, 0])), []).append(value)
     pairs = [pair for group in alike.values() for pair in combinations(group, 2)]
     pairs = [(a, b) for a, b in pairs if _NUMBER.sub("", shown(a)) != _NUMBER.sub("", shown(b))]  # no copies of a layer
+    # of which one is computed from the other, as is said of it
+    pairs = [(a, b) for a, b in pairs if not origin_of(a).name or origin_of(a).name != origin_of(b).name]
     pairs = [(a, b) for a, b in pairs if _are_equal(a, b)]
     return [
         f"{shown(a)} and {shown(b)} hold the same numbers and are trained apart. If the module has one parameter for "

@@ -35,6 +35,12 @@ def shared() -> Iterator[Subject]:
     yield case("self_and_cross_attention", lambda: _attention(cross=True), TOKENS)
     yield case("encoder_layer_twice", _encoder, TOKENS)
     yield case("encoder_layer_of_two_names", _named_encoder, TOKENS)
+    yield case(
+        "identity_and_its_transpose", lambda: Net(lambda m, x: m.o(torch.tanh(x @ m.w) @ m.w.t()), **_identity())
+    )
+    yield case(
+        "identity_of_layer", lambda: Net(lambda m, x: m.o(torch.tanh(F.linear(x, m.w)) @ m.w), **_identity(8)), TOKENS
+    )
 
 
 def _zero_biases(module: Any) -> Any:
@@ -46,6 +52,10 @@ def _zero_biases(module: Any) -> Any:
 
 def _layers() -> dict[str, Any]:
     return {"l": _zero_biases(nn.Linear(6, 6)), "o": nn.Linear(6, 2)}
+
+
+def _identity(size: int = 6) -> dict[str, Any]:
+    return {"w": nn.Parameter(torch.eye(size)), "o": nn.Linear(size, 2)}
 
 
 def _bn() -> Any:

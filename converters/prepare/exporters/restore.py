@@ -7,11 +7,12 @@ come from. It also computes what depends on parameters alone, and says from whic
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from onnx_backprop.converters.prepare.exporters.operands import COMPUTED, Operands
 from onnx_backprop.converters.prepare.exporters.origins import (
     BIASED,
     FOLDED,
@@ -32,7 +33,7 @@ from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CO
 from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.names import unique, used_names
-from onnx_backprop.opset.graphs.order import producers, uses
+from onnx_backprop.opset.graphs.order import uses
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 
 _REPEATED = re.compile(r"(expand|repeat|tile|broadcast_to)(_\d+)*")  # what torch calls what it has repeated
@@ -60,6 +61,7 @@ def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> list[str]:
         missing = {name: kind for name, kind in missing.items() if name not in tied}
         restorer = _Restorer(proto, origins_by_name, missing, tied)
         restorer.separate()
+        restorer.transpose()
         restorer.add_zero_biases()
         for tensor, origin in origins_by_name.items():
             ties = tuple(name for name, kept in tied.items() if kept in (tensor, origin.name))
@@ -224,7 +226,7 @@ class _Restorer:
         self.graph, self.origins, self.missing, self.tied = proto.graph, origins_by_name, missing, tied
         self.names = used_names(proto.graph)
         self.targets = {e.input: tied.get(e.target, e.target) for e in signature(proto) if e.target}
-        self.producers = producers(self.graph.node)
+        self.operands = Operands(self.graph.node, self.targets, origins_by_name)
         self.uses = uses(self.graph.node)
 
     def separate(self) -> None:
@@ -249,6 +251,31 @@ class _Restorer:
                     parts = (name,) if folded else ()
                     self._copy(tensor, tensor.name if folded else name, Origin(kind, name, parts, origin.moved), same)
 
+    def transpose(self) -> None:
+        """A Transpose of each parameter where torch read it transposed, and the exporter took both for one.
+
+        What torch computed otherwise of a parameter that equals it is a tensor of its own, as the exporter's others.
+        """
+        readers = uses(self.graph.node)
+        for tensor in list(self.graph.initializer):
+            origin = self.origins.get(tensor.name, Origin())
+            if origin.name != tensor.name or origin.parts or origin.moved or origin.kind not in (PARAMETER, FROZEN):
+                continue
+            places: defaultdict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
+            array = to_array(tensor)
+            for node, index in readers[tensor.name]:
+                order = self.operands.order(node, index, array)
+                if order == COMPUTED:
+                    places[COMPUTED].append((node, index))
+                elif order is not None:
+                    new = unique(f"{tensor.name}/transposed", self.names)
+                    turned = helper.make_node("Transpose", [tensor.name], [new], new, perm=order)
+                    self.graph.node.insert(0, turned)
+                    node.input[index] = new
+            if places[COMPUTED] and len(places[COMPUTED]) < len(readers[tensor.name]):
+                parts = (origin.name,)
+                self._copy(tensor, f"{tensor.name}/computed", origin._replace(parts=parts), places[COMPUTED])
+
     def _name_at(self, node: NodeProto, index: int, tensor: str, *, uniform: bool) -> str | None:
         """The name of the tensor that a node of the module reads where it reads `tensor` here; None if it has none.
 
@@ -258,14 +285,14 @@ class _Restorer:
         if node.op_type == "InstanceNormalization" and "group_norm" in operation_of(node):
             return None  # it has a 1 and a 0 for each group; the module's scale and bias, for each channel, come after
         name, arguments = self.origins[tensor].name, arguments_of(node)
-        operand = self._computed_operand(node, index, arguments) if uniform else ""
+        operand = self.operands.computed(node, index) if uniform else ""
         if operand and not is_rearranged(operand):
             return None if is_filled(operand) else ""
-        if uniform and self._is_another(node, index, arguments):
+        if uniform and self.operands.is_another(node, index):
             inside = [other for other in self.missing if owner(other) == self._module_of(node)]
             return inside[0] if len(inside) == 1 else name
         read = dict.fromkeys(self.targets[argument] for argument in arguments if argument in self.targets)
-        operand = self._operand(node, index, arguments)
+        operand = self.operands.at(node, index)
         if self.targets.get(operand) in self.missing:
             return self.targets[operand]
         if name in read:
@@ -293,42 +320,12 @@ class _Restorer:
             node = readers[0][0] if readers else node
         return module_of(node)
 
-    def _is_another(self, node: NodeProto, index: int, arguments: Sequence[str]) -> bool:
-        """Whether the operation of torch reads another value that it computes where a node reads a tensor twice."""
-        if len(arguments) != len(node.input) or node.input[index] not in arguments:
-            return False
-        return arguments[index] != node.input[index] and arguments[index] not in self.targets
-
-    def _computed_operand(self, node: NodeProto, index: int, arguments: Sequence[str]) -> str:
-        """What the operation of torch reads at an input, if it is no tensor of the module and nothing the file has."""
-        values = [name for name in node.input if name]
-        if len(arguments) != len(values) or any(
-            place != index
-            and argument != value
-            and self.targets.get(argument) != self.origins.get(value, Origin()).name
-            for place, (argument, value) in enumerate(zip(arguments, values, strict=True))
-        ):
-            return ""
-        operand = arguments[index] if index < len(arguments) else ""
-        return "" if operand in self.targets or operand in self.producers or operand == values[index] else operand
-
-    def _operand(self, node: NodeProto, index: int, arguments: Sequence[str]) -> str:
-        """What torch reads at an input of a product, a sum behind one or a normalisation, if the file says it."""
-        if not is_standard(node, "Add", "MatMul", *BIASED, *PLACES):
-            return ""
-        if node.op_type == "Add":
-            product = self.producers.get(node.input[1 - index])
-            index = 2 if product is not None and product.op_type == "MatMul" else len(arguments)
-        if re.search(r"\.b?addb?mm\.", operation_of(node)):  # whose bias comes first
-            arguments = [*arguments[1:], *arguments[:1]]
-        return arguments[index] if index < len(arguments) else ""
-
     def _sibling(self, node: NodeProto, index: int) -> str:
         """The name of the bias beside the weight that a product reads."""
         if not is_standard(node):
             return ""
         if node.op_type == "Add":
-            product = self.producers.get(node.input[1 - index])
+            product = self.operands.producers.get(node.input[1 - index])
             return "" if product is None or product.op_type != "MatMul" else self._bias_name(product)
         return self._bias_name(node) if index == 2 and node.op_type in BIASED else ""
 
