@@ -18,6 +18,7 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     FOLDED,
     MISSING,
     NAMED,
+    READ_AS,
     REMOVED,
     SEPARATED,
     TIED,
@@ -64,6 +65,7 @@ def warn_of(
         unbiased(graph, trained, known),
         dropped(graph, trained),
         computed(graph),
+        read_as(graph),
         separated(graph, trained),
         tied(graph, trained),
         read_twice(trained),
@@ -249,6 +251,18 @@ def partly_frozen(graph: ir.Graph, frozen: Collection[str], patterns: Patterns) 
     )
 
 
+def read_as(graph: ir.Graph) -> str:
+    """The parameters that equal at first what torch computed of them."""
+    read = [f"{name!r} ({operand})" for name, operand in dict.fromkeys(_pairs(graph, READ_AS))]
+    if not read:
+        return ""
+    return (
+        "the file has one tensor for a parameter and for what torch computed of it, which is equal at first: "
+        f"{_listed(read)}. A transpose is trained as one, and anything else as the parameter itself. ob.torch.export "
+        "writes what torch computes"
+    )
+
+
 def separated(graph: ir.Graph, trained: Collection[ir.Value]) -> str:
     """The parameters that the file has as one tensor, and that are trained apart."""
     names = {str(value.name) for value in trained}
@@ -324,8 +338,6 @@ def equal_weights(trained: Collection[ir.Value]) -> list[str]:
                 alike.setdefault((value.dtype, *sorted(array.shape), float(array[0, 0])), []).append(value)
     pairs = [pair for group in alike.values() for pair in combinations(group, 2)]
     pairs = [(a, b) for a, b in pairs if _NUMBER.sub("", shown(a)) != _NUMBER.sub("", shown(b))]  # no copies of a layer
-    # of which one is computed from the other, as is said of it
-    pairs = [(a, b) for a, b in pairs if not origin_of(a).name or origin_of(a).name != origin_of(b).name]
     pairs = [(a, b) for a, b in pairs if _are_equal(a, b)]
     return [
         f"{shown(a)} and {shown(b)} hold the same numbers and are trained apart. If the module has one parameter for "

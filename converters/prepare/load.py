@@ -14,15 +14,7 @@ from onnx_backprop.converters.prepare.branches import take_branches
 from onnx_backprop.converters.prepare.exporters.detached import restore_detached
 from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights, mark_constants
 from onnx_backprop.converters.prepare.exporters.merged import removed, separate_named, tie_reshaped
-from onnx_backprop.converters.prepare.exporters.origins import (
-    DETACHED,
-    MISSING,
-    REMOVED,
-    SEPARATED,
-    TIED,
-    attach,
-    origins,
-)
+from onnx_backprop.converters.prepare.exporters.origins import DETACHED, REMOVED, SEPARATED, TIED, attach, origins
 from onnx_backprop.converters.prepare.exporters.restore import restore, tie_transposed, unfold
 from onnx_backprop.converters.prepare.exporters.statistics import split_statistics
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
@@ -68,7 +60,7 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     """
     proto, weights = _in_order(model)
     origins_by_name = origins(proto, weights.tensors)
-    changes: dict[str, Sequence[object]] = {MISSING: restore(proto, origins_by_name)}
+    changes = restore(proto, origins_by_name)
     unfold(proto, origins_by_name, weights.tensors)
     transposed = tie_transposed(proto, origins_by_name, weights.tensors)
     changes[SEPARATED], tied = separate_named(proto, origins_by_name, weights.tensors)

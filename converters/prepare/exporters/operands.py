@@ -1,39 +1,42 @@
 """What torch read where a node reads a tensor of the module, as far as the file says it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
-from onnx import NodeProto
+from onnx import GraphProto, NodeProto
 
-from onnx_backprop.converters.prepare.exporters.origins import (
-    BIASED,
-    PLACES,
-    Origin,
-    arguments_of,
-    is_operation,
-    operation_of,
-)
+from onnx_backprop.converters.prepare.exporters.origins import BIASED, PLACES, Origin, arguments_of, operation_of
 from onnx_backprop.opset.graphs.order import producers
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 
-COMPUTED = "computed"
-_ARRANGED = 5  # axes of a tensor whose orders are tried
+_MOST = 5  # axes of a tensor whose orders are tried
 _TRANSPOSED = re.compile(r"(t|transpose|permute|numpy_t|mt|mh|h|adjoint|swapaxes|swapdims|movedim|moveaxis)(_\d+)*")
-_COPIED = re.compile(r"(clone|contiguous|reshape|view|unsafe_view)(_\d+)*")  # perhaps of a transposed tensor
+_SAME = re.compile(r"(alias|detach|(feature_|alpha_)*dropout|expand|to|_to_copy|type_as)(_\d+)*")  # the same numbers
+_OTHER = re.compile(  # no product, as an attention, which is several
+    r"torch\.ops\.(?!aten\.(linear|matmul|mm|bmm|mv|addmm|addbmm|baddbmm)\.)"
+)
+_BIAS_FIRST = re.compile(r"\.b?addb?mm\.")
+
+
+class Reading(NamedTuple):
+    """What torch read in the place of a tensor: the name of what it computed, and whether that is transposed."""
+
+    operand: str = ""  # "" for the tensor itself, and where the file does not say it
+    turned: bool | None = None  # None: not known
 
 
 class Operands:
-    """The nodes of a model.
+    """The nodes of a graph.
 
     targets: what torch calls the parameters and buffers -> their names; origins_by_name: of the initializers.
     """
 
-    def __init__(
-        self, nodes: Sequence[NodeProto], targets: Mapping[str, str], origins_by_name: Mapping[str, Origin]
-    ) -> None:
-        self.targets, self.origins, self.producers = targets, origins_by_name, producers(nodes)
+    def __init__(self, graph: GraphProto, targets: Mapping[str, str], origins_by_name: Mapping[str, Origin]) -> None:
+        self.targets, self.origins, self.producers = targets, origins_by_name, producers(graph.node)
+        self.inputs = {value.name for value in graph.input}
 
     def is_another(self, node: NodeProto, index: int) -> bool:
         """Whether the operation of torch reads another value that it computes where a node reads a tensor twice."""
@@ -57,45 +60,49 @@ class Operands:
 
     def at(self, node: NodeProto, index: int) -> str:
         """What torch reads at an input of a product, a sum behind one or a normalisation, if the file says it."""
-        arguments = arguments_of(node)
+        arguments, operation = arguments_of(node), operation_of(node)
         if not is_standard(node, "Add", "MatMul", *BIASED, *PLACES):
+            return ""
+        if node.op_type in ("Add", "Gemm", "MatMul") and _OTHER.match(operation):
             return ""
         if node.op_type == "Add":
             product = self.producers.get(node.input[1 - index])
             index = 2 if product is not None and product.op_type == "MatMul" else len(arguments)
-        if re.search(r"\.b?addb?mm\.", operation_of(node)):  # whose bias comes first
+        if _BIAS_FIRST.search(operation):
             arguments = [*arguments[1:], *arguments[:1]]
         return arguments[index] if index < len(arguments) else ""
 
-    def order(self, node: NodeProto, index: int, array: np.ndarray) -> Sequence[int] | str | None:
-        """The order of axes in which torch reads a tensor that equals itself in that order; None for the first one.
-
-        An exporter that merges equal tensors drops the Transpose between, as of an identity matrix. COMPUTED is what
-        torch computes otherwise of the tensor, as relu(w) of numbers that are positive at first, or what may be it.
-        """
+    def reading(self, node: NodeProto, index: int) -> Reading:
+        """How torch reads a tensor of the module."""
         operand = self.at(node, index) or self.computed(node, index)
-        if not operand or operand in self.producers:
-            return None
+        if not operand or operand in self.producers or operand in self.inputs:
+            return Reading()
         transposed = _TRANSPOSED.fullmatch(operand) is not None
         if operand not in self.targets and not transposed:
-            copied = _COPIED.fullmatch(operand) and _orders(array)
-            return COMPUTED if copied or is_operation(operand) else None
-        if array.ndim == 2:
-            transposed ^= index == 1 and operation_of(node).startswith("torch.ops.aten.linear.")
-            transposed ^= is_standard(node, "Gemm") and bool(attributes_of(node).get(("transA", "transB", "")[index]))
-        orders = _orders(array) if transposed else []
-        return None if not orders else orders[0] if len(orders) == 1 else COMPUTED
+            return Reading() if operand == node.input[index] or _SAME.fullmatch(operand) else Reading(operand)
+        turned = transposed
+        turned ^= index == 1 and operation_of(node).startswith("torch.ops.aten.linear.")
+        turned ^= is_standard(node, "Gemm") and bool(attributes_of(node).get(("transA", "transB", "")[index]))
+        return Reading("" if operand in self.targets else operand, turned)
+
+    def lost(self, node: NodeProto, name: str) -> str:
+        """What torch read at a node, if that is neither a tensor of the name nor in the file: one of its arguments."""
+        arguments = arguments_of(node)
+        if any(self.targets.get(argument) == name for argument in arguments):
+            return ""
+        here = {*self.producers, *self.inputs, *self.targets, *node.input}
+        names = [argument for argument in arguments if argument not in here]
+        return next(filter(_TRANSPOSED.fullmatch, names), next(iter(names), ""))
 
 
-def _orders(array: np.ndarray) -> list[list[int]]:
+def orders(array: np.ndarray) -> list[list[int]]:
     """The orders of axes, other than the first one, in which an array is the same."""
     longer = [axis for axis, length in enumerate(array.shape) if length > 1]
-    orders = []
-    for moved in permutations(longer) if len(longer) <= _ARRANGED else ():
+    same: list[list[int]] = []
+    for moved in permutations(longer) if len(longer) <= _MOST else ():
         order = list(range(array.ndim))
         for place, axis in zip(longer, moved, strict=True):
             order[place] = axis
-        same = order != sorted(order) and array.transpose(order).shape == array.shape
-        if same and np.array_equal(array.transpose(order), array):
-            orders.append(order)
-    return orders
+        if order != sorted(order) and array.transpose(order).shape == array.shape:
+            same += [order] if np.array_equal(array.transpose(order), array) else []
+    return same

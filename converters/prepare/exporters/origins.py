@@ -38,6 +38,7 @@ _ORIGIN, _MODULE, _PARTS, _TIES = (f"onnx_backprop.{key}" for key in ("kind", "m
 MISSING = "onnx_backprop.missing"  # a graph's metadata: the parameters of the module that the file has not
 DETACHED = "onnx_backprop.detached"  # a graph's metadata: nodes behind a detach() that is not in the file
 REMOVED = "onnx_backprop.removed"  # a graph's metadata: what a tool says it has removed, and how much it does not name
+READ_AS = "onnx_backprop.read_as"  # a graph's metadata: parameters, each with torch's name for what equals it at first
 SEPARATED = "onnx_backprop.separated"  # a graph's metadata: pairs of equal parameters that the file had as one tensor
 TIED = "onnx_backprop.tied"  # a graph's metadata: pairs of names that are one tensor of the file and stay one
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: what torch's optimizer computed it from
@@ -172,7 +173,7 @@ def inherit(new: ir.TensorProtocol, old: ir.TensorProtocol, name: str) -> None:
 
 
 def restored(graph: ir.Graph, key: str) -> list[Any]:
-    """What a prepared graph says under MISSING, DETACHED and REMOVED, names, under SEPARATED and TIED pairs."""
+    """What a prepared graph says under MISSING, DETACHED and REMOVED, names, under the others pairs."""
     try:
         entries = json.loads(graph.metadata_props.get(key, "[]"))
     except ValueError:

@@ -7,18 +7,20 @@ come from. It also computes what depends on parameters alone, and says from whic
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from onnx_backprop.converters.prepare.exporters.operands import COMPUTED, Operands
+from onnx_backprop.converters.prepare.exporters.operands import Operands, orders
 from onnx_backprop.converters.prepare.exporters.origins import (
     BIASED,
     FOLDED,
     FROZEN,
+    MISSING,
     NAMED,
     PLACES,
+    READ_AS,
     Origin,
     arguments_of,
     is_filled,
@@ -41,11 +43,13 @@ _STEPS = 4  # nodes behind one that says nothing that are asked for its module
 _WEIGHT = re.compile(r"weight(?=[^.]*$)")
 
 
-def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> list[str]:
-    """Give equal parameters a tensor each and add biases that are zero, in place; the parameters that are not there.
+def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> dict[str, Sequence[object]]:
+    """Give equal parameters a tensor each and add biases that are zero, in place.
 
+    MISSING: the parameters that are not there; READ_AS: those of which torch computed what equals them, and its name.
     origins_by_name: of each initializer; what is new is added to it.
     """
+    guesses: list[tuple[str, str]] = []
     kinds = {
         entry.target: entry.kind
         for entry in signature(proto)
@@ -61,12 +65,12 @@ def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> list[str]:
         missing = {name: kind for name, kind in missing.items() if name not in tied}
         restorer = _Restorer(proto, origins_by_name, missing, tied)
         restorer.separate()
-        restorer.transpose()
+        guesses = restorer.transpose()
         restorer.add_zero_biases()
         for tensor, origin in origins_by_name.items():
             ties = tuple(name for name, kept in tied.items() if kept in (tensor, origin.name))
             origins_by_name[tensor] = origin._replace(ties=ties)
-    return [name for name, kind in missing.items() if kind == PARAMETER]
+    return {MISSING: [name for name, kind in missing.items() if kind == PARAMETER], READ_AS: guesses}
 
 
 def unfold(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[str, TensorProto]) -> None:
@@ -173,7 +177,7 @@ def _unread_names(proto: ModelProto, missing: Mapping[str, str]) -> dict[str, st
     for node in nodes:
         arguments, places = arguments_of(node), PLACES.get(node.op_type, {})
         for index, place in places.items() if len(arguments) == len(node.input) else ():
-            name, argument = f"{module_of(node)}.{place}".lstrip("."), arguments[index]
+            name, argument = f"{module_of(node)}.{place}".lstrip("."), "".join(arguments[index : index + 1])
             if name in unread and argument in targets and arguments.count(argument) > 1:
                 names[name] = targets[argument]
     return names
@@ -226,7 +230,7 @@ class _Restorer:
         self.graph, self.origins, self.missing, self.tied = proto.graph, origins_by_name, missing, tied
         self.names = used_names(proto.graph)
         self.targets = {e.input: tied.get(e.target, e.target) for e in signature(proto) if e.target}
-        self.operands = Operands(self.graph.node, self.targets, origins_by_name)
+        self.operands = Operands(self.graph, self.targets, origins_by_name)
         self.uses = uses(self.graph.node)
 
     def separate(self) -> None:
@@ -251,30 +255,30 @@ class _Restorer:
                     parts = (name,) if folded else ()
                     self._copy(tensor, tensor.name if folded else name, Origin(kind, name, parts, origin.moved), same)
 
-    def transpose(self) -> None:
-        """A Transpose of each parameter where torch read it transposed, and the exporter took both for one.
+    def transpose(self) -> list[tuple[str, str]]:
+        """A Transpose of a parameter where torch read it transposed, and the exporter dropped it: both were equal.
 
-        What torch computed otherwise of a parameter that equals it is a tensor of its own, as the exporter's others.
+        The parameters of which torch computed what equals them at first, with its name for that.
         """
-        readers = uses(self.graph.node)
+        readers, guesses = uses(self.graph.node), []
         for tensor in list(self.graph.initializer):
             origin = self.origins.get(tensor.name, Origin())
-            if origin.name != tensor.name or origin.parts or origin.moved or origin.kind not in (PARAMETER, FROZEN):
+            if origin.kind not in (PARAMETER, FROZEN) or not (origin.name == tensor.name or origin.moved):
                 continue
-            places: defaultdict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
-            array = to_array(tensor)
-            for node, index in readers[tensor.name]:
-                order = self.operands.order(node, index, array)
-                if order == COMPUTED:
-                    places[COMPUTED].append((node, index))
-                elif order is not None:
+            readings = [(node, n, self.operands.reading(node, n)) for node, n in readers[tensor.name]]
+            sides = [one.turned for _, _, one in readings if one.turned is not None]
+            as_stored = False if origin.name == tensor.name else next(iter(sides), False)
+            same = orders(to_array(tensor))
+            for node, index, (operand, turned) in readings:
+                if turned is None and same and not is_uniform(tensor):
+                    operand = operand or self.operands.lost(node, origin.name)
+                if turned is (not as_stored) and len(same) == 1:
                     new = unique(f"{tensor.name}/transposed", self.names)
-                    turned = helper.make_node("Transpose", [tensor.name], [new], new, perm=order)
-                    self.graph.node.insert(0, turned)
+                    self.graph.node.insert(0, helper.make_node("Transpose", [tensor.name], [new], new, perm=same[0]))
                     node.input[index] = new
-            if places[COMPUTED] and len(places[COMPUTED]) < len(readers[tensor.name]):
-                parts = (origin.name,)
-                self._copy(tensor, f"{tensor.name}/computed", origin._replace(parts=parts), places[COMPUTED])
+                if operand and turned != as_stored and (same or (turned is None and not is_rearranged(operand))):
+                    guesses.append((origin.name, operand))
+        return guesses
 
     def _name_at(self, node: NodeProto, index: int, tensor: str, *, uniform: bool) -> str | None:
         """The name of the tensor that a node of the module reads where it reads `tensor` here; None if it has none.
