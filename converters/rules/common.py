@@ -52,12 +52,12 @@ def size(op: Builder, value: ir.Value) -> ir.Value:
 
 
 def size_ratio(op: Builder, part: ir.Value, whole: ir.Value) -> ir.Value:
-    """The number of elements of `part` over that of `whole`, 0-D, in the type to sum in."""
+    """The number of elements of `part` over that of `whole`, 1 at least, 0-D, in the type to sum in."""
     wide, few, many = work_type(whole), known_lengths(part), known_lengths(whole)
     if few is not None and many is not None:
         return op.number(prod(few) / max(prod(many), 1), wide)
     above = op.Cast(op.Size(part), to=wide) if few is None else op.number(prod(few), wide)
-    return op.Div(above, op.Cast(op.Size(whole), to=wide))
+    return op.Div(above, op.Cast(op.Max(op.Size(whole), 1), to=wide))
 
 
 def count_up(op: Builder, end: ir.Value) -> ir.Value:

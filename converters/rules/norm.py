@@ -43,9 +43,10 @@ def log_softmax(op: Builder, node: Forward, dy: ir.Value) -> Grads:
 
 
 @amends("LayerNormalization")
+@amends("ReduceL2")
 @amends("RMSNormalization")
 def normalization_body(body: onnx.FunctionProto, node: ir.Node) -> None:
-    """float64 is computed in float64, as by onnxruntime's kernels and by the rules; stash_type says float32.
+    """float64 is computed in float64, as by onnxruntime's kernels and by the rules; the body has casts to float32.
 
     GroupNormalization has no kernel there, and is computed as its body says. A statistic that is read, which is a
     float32 output, keeps the body as it is.

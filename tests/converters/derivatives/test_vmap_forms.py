@@ -244,6 +244,21 @@ def test_normalizations_of_float64_written_out_stay_in_it(opset: int, node: str)
             np.testing.assert_allclose(np.asarray(batched), np.stack(expected), rtol=1e-12, atol=1e-13)
 
 
+def test_a_norm_of_float64_written_out_stays_in_it() -> None:
+    """The body of ReduceL2, which rows of unknown rank need, takes the root in float32."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 23]> g (double[2, 2, 1] x, double[2] w) => (double[] y) '
+        "{ v = GroupNormalization <num_groups = 1> (x, w, w) y = ReduceL2 (v) }"
+    )
+    rng = np.random.default_rng(2)
+    feeds = {"x": rng.standard_normal((3, 2, 2, 1)), "w": rng.standard_normal(2), "y_grad": np.ones((3, 1, 1, 1))}
+    gradient = ob.backward(model, wrt=["x"], of=["y"])
+    (got,) = ob.session(ob.vmap(gradient, {"x": 0, "y_grad": 0})).run(["x_grad"], feeds)
+    one = ob.session(gradient)
+    expected = [np.asarray(one.run(["x_grad"], feeds | {"x": x, "y_grad": np.ones((1, 1, 1))})[0]) for x in feeds["x"]]
+    np.testing.assert_allclose(np.asarray(got), np.stack(expected), rtol=1e-12)
+
+
 def test_a_loop_of_no_steps_stacks_as_many_rows() -> None:
     """Of what its body gives: onnxruntime takes a length without a number for 0 there."""
     model = onnx.parser.parse_model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -124,3 +125,18 @@ def test_second_derivatives_through_our_operators(dims: str, text: str, shape: s
         want = ((above**2).sum() - (below**2).sum()) / (2 * step)
         have = float((d2.astype(np.float64) * v).sum())
         assert abs(want - have) <= 2e-3 * float(np.abs(d2).sum()), (want, have)
+
+
+def test_a_mean_over_nothing_has_second_derivatives() -> None:
+    """Which is 0 in onnxruntime: H v = 2 v · m² by w, not 0 / 0."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (double[A, B] x, double[2] w) => (double y) '
+        "{ m = ReduceMean (x) p = Mul (w, m) q = Mul (p, p) y = ReduceSum <keepdims = 0> (q) }"
+    )
+    feeds = {"x": np.zeros((3, 0)), "w": np.ones(2)}
+    derived = ob.hvp(model, ["x", "w"], ["y"])
+    session = ob.session(derived)
+    feeds |= {v.name: np.ones_like(feeds[n]) for v in session.get_inputs() for n in "xw" if v.name.startswith(f"{n}_")}
+    results = ob.derivatives(derived)[-1].results
+    for name, answer in zip(results, session.run(list(results.values()), feeds), strict=True):
+        assert np.isfinite(np.asarray(answer)).all(), name
