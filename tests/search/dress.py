@@ -113,7 +113,9 @@ def _more_outputs(model: ModelProto, feeds: Feeds, rng: np.random.Generator) -> 
     """Outputs that are inputs or initializers."""
     graph = model.graph
     value = graph.input[int(rng.integers(len(graph.input)))]
-    if rng.random() < 0.5 and graph.initializer and not renewed_statistics(model):
+    if renewed_statistics(model):
+        raise ValueError("onnxruntime overwrites statistics that are outputs, too")
+    if rng.random() < 0.5 and graph.initializer:
         t = graph.initializer[int(rng.integers(len(graph.initializer)))]
         value = helper.make_tensor_value_info(t.name, t.data_type, list(t.dims))
     graph.output.insert(int(rng.integers(len(graph.output) + 1)), value)
@@ -229,7 +231,8 @@ def in_float64(model: ModelProto, feeds: Feeds) -> tuple[ModelProto, Feeds]:
 
 def _scales(model: ModelProto) -> set[str]:
     """Numbers in float32 that are no values to differentiate by."""
-    return {n for node in all_nodes(model) if node.op_type == "Resize" for n in node.input[1:3]}
+    nodes = [*all_nodes(model), *(all_nodes(without_functions(model)) if model.functions else ())]
+    return {n for node in nodes if node.op_type == "Resize" for n in node.input[1:3]}
 
 
 def _widen(tensor: TensorProto, kept: set[str]) -> None:
