@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from onnx import ModelProto
 
 import onnx_backprop as ob
+from onnx_backprop.converters.parameters.layout import layout_of
+from onnx_backprop.converters.prepare.load import prepare
 from tests.support.torch_files import exported, with_operations
 
 RNG = np.random.default_rng(5)
@@ -115,6 +118,7 @@ def test_layers_of_a_tied_autoencoder_on_three_axes() -> None:
         graph = ob.training_graph(file, loss="mse")
     x, w = (RNG.standard_normal((3, 3)).astype(np.float32) for _ in range(2))
     assert loss_of(graph, x, w, "val_0") == pytest.approx(np.square(np.tanh(x @ w) @ w.T).mean(), rel=1e-5)
+    assert layout_of(ir.from_proto(prepare(file)).graph.initializers["val_0"]) == ("w", (3, 3), True, False)
 
 
 @pytest.mark.parametrize("value", ["h", "t"])
