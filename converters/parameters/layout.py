@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnx_backprop.converters.parameters.structure import is_vector, uses_of
 from onnx_backprop.converters.prepare.exporters.origins import FOLDED, PARAMETER, origin_of
+from onnx_backprop.opset.core.errors import printable
 
 
 class Layout(NamedTuple):
@@ -34,3 +35,14 @@ def layout_of(value: ir.Value) -> Layout:
     if len(shape) == 2 and products:
         return Layout(origin.name, shape, transposed=True)
     return Layout(origin.name, shape, flat=len(shape) > 1 and is_vector(value))
+
+
+def shown(value: ir.Value) -> str:
+    """What to call a tensor: by its name in the module, and by that in the file where it is another."""
+    name, graph_name = origin_of(value).name, str(value.name)
+    return repr(printable(graph_name)) if name in ("", graph_name) else f"{printable(name)!r} ({printable(graph_name)})"
+
+
+def size(value: ir.Value) -> int:
+    """The number of a tensor's elements."""
+    return 0 if value.const_value is None else int(value.const_value.size)

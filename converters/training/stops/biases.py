@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from onnx_backprop.converters.parameters.report import shown
+from onnx_backprop.converters.parameters.layout import shown
 from onnx_backprop.converters.prepare.exporters.detached import STOP
 from onnx_backprop.converters.reverse.builder import Builder
 from onnx_backprop.converters.reverse.known import constant_value

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import onnx_ir as ir
 
-from onnx_backprop.converters.parameters.report import shown
+from onnx_backprop.converters.parameters.layout import shown
 from onnx_backprop.converters.prepare.exporters.detached import STOP
 from onnx_backprop.converters.prepare.exporters.origins import called_with
 from onnx_backprop.converters.reverse.builder import Builder
