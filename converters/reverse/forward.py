@@ -105,7 +105,7 @@ class Forward:
         return axis
 
     def float(self, name: str, default: builtins.float) -> builtins.float:
-        """A float attribute. The default is rounded to float32, as every attribute is: doubles tell 0.9 from it."""
+        """A float attribute. The default is rounded to float32, as attributes are stored; 0.9 is another number."""
         return self.node.attributes[name].as_float() if self.given(name) else builtins.float(np.float32(default))
 
     def string(self, name: str, default: str) -> str:

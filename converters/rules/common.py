@@ -52,7 +52,7 @@ def size(op: Builder, value: ir.Value) -> ir.Value:
 
 
 def size_ratio(op: Builder, part: ir.Value, whole: ir.Value) -> ir.Value:
-    """The number of elements of `part` over that of `whole`, 1 at least, 0-D, in the type to sum in."""
+    """The number of elements of `part` over that of `whole`, or over 1 if that is empty: 0-D, in the type to sum in."""
     wide, few, many = work_type(whole), known_lengths(part), known_lengths(whole)
     if few is not None and many is not None:
         return op.number(prod(few) / max(prod(many), 1), wide)

@@ -25,7 +25,7 @@ class Reading(NamedTuple):
     """What torch read in the place of a tensor: the name of what it computed, and whether that is transposed."""
 
     operand: str = ""  # "" for the tensor itself, and where the file does not say it
-    turned: bool | None = None  # None: not known
+    transposed: bool | None = None  # None: not known
 
 
 class Operands:
@@ -77,13 +77,12 @@ class Operands:
         operand = self.at(node, index) or self.computed(node, index)
         if not operand or operand in self.producers or operand in self.inputs:
             return Reading()
-        transposed = _TRANSPOSED.fullmatch(operand) is not None
-        if operand not in self.targets and not transposed:
+        by_name = _TRANSPOSED.fullmatch(operand) is not None
+        if operand not in self.targets and not by_name:
             return Reading() if operand == node.input[index] or _SAME.fullmatch(operand) else Reading(operand)
-        turned = transposed
-        turned ^= index == 1 and operation_of(node).startswith("torch.ops.aten.linear.")
-        turned ^= is_standard(node, "Gemm") and bool(attributes_of(node).get(("transA", "transB", "")[index]))
-        return Reading("" if operand in self.targets else operand, turned)
+        by_linear = index == 1 and node.op_type != "Add" and operation_of(node).startswith("torch.ops.aten.linear.")
+        by_gemm = is_standard(node, "Gemm") and bool(attributes_of(node).get(("transA", "transB", "")[index]))
+        return Reading("" if operand in self.targets else operand, by_name ^ by_linear ^ by_gemm)
 
     def lost(self, node: NodeProto, name: str) -> str:
         """What torch read at a node, if that is neither a tensor of the name nor in the file: one of its arguments."""

@@ -65,8 +65,8 @@ def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> dict[str, 
         missing = {name: kind for name, kind in missing.items() if name not in tied}
         restorer = _Restorer(proto, origins_by_name, missing, tied)
         restorer.separate()
-        guesses = restorer.transpose()
         restorer.add_zero_biases()
+        guesses = restorer.transpose()
         for tensor, origin in origins_by_name.items():
             ties = tuple(name for name, kept in tied.items() if kept in (tensor, origin.name))
             origins_by_name[tensor] = origin._replace(ties=ties)
@@ -266,17 +266,17 @@ class _Restorer:
             if origin.kind not in (PARAMETER, FROZEN) or not (origin.name == tensor.name or origin.moved):
                 continue
             readings = [(node, n, self.operands.reading(node, n)) for node, n in readers[tensor.name]]
-            sides = [one.turned for _, _, one in readings if one.turned is not None]
-            as_stored = False if origin.name == tensor.name else next(iter(sides), False)
+            sides = [one.transposed for _, _, one in readings if one.transposed is not None]
+            stored = False if origin.name == tensor.name else next(iter(sides), False)
             same = orders(to_array(tensor))
-            for node, index, (operand, turned) in readings:
-                if turned is None and same and not is_uniform(tensor):
+            for node, index, (operand, transposed) in readings:
+                if transposed is None and same and not is_uniform(tensor):
                     operand = operand or self.operands.lost(node, origin.name)
-                if turned is (not as_stored) and len(same) == 1:
+                if transposed is (not stored) and len(same) == 1:
                     new = unique(f"{tensor.name}/transposed", self.names)
                     self.graph.node.insert(0, helper.make_node("Transpose", [tensor.name], [new], new, perm=same[0]))
                     node.input[index] = new
-                if operand and turned != as_stored and (same or (turned is None and not is_rearranged(operand))):
+                if operand and transposed != stored and (same or (transposed is None and not is_rearranged(operand))):
                     guesses.append((origin.name, operand))
         return guesses
 

@@ -67,7 +67,7 @@ def loss_of(graph: ob.TrainingGraph, x: np.ndarray, w: np.ndarray, name: str = "
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:the file has one tensor for a parameter and for what torch computed")
-def test_what_torch_read_transposed(case: str) -> None:
+def test_a_weight_is_transposed_where_torch_reads_its_transpose(case: str) -> None:
     """An identity matrix is its transpose until the first step."""
     *nodes, formula = CASES[case]
     graph = ob.training_graph(written(EYE, *nodes), loss="mse")
@@ -88,7 +88,7 @@ READ_AS = "the file has one tensor for a parameter and for what torch computed o
 
 
 @pytest.mark.parametrize("operand", ["relu", "tril_1", "clone", "leaky_relu", "stack"])
-def test_what_is_computed_otherwise_is_named(operand: str) -> None:
+def test_a_warning_names_what_torch_computes_of_a_weight(operand: str) -> None:
     """relu(w) is w as long as no number is negative; what is cloned may have been transposed before."""
     file = written(EYE, "MatMul(b, w)", (MATMUL, "%x, %p_w"), (MATMUL, f"%b, %{operand}"))
     with pytest.warns(ob.OnnxBackpropWarning, match=rf"{READ_AS}.*'w' \({operand}\)"):
@@ -119,6 +119,17 @@ def test_layers_of_a_tied_autoencoder_on_three_axes() -> None:
     x, w = (RNG.standard_normal((3, 3)).astype(np.float32) for _ in range(2))
     assert loss_of(graph, x, w, "val_0") == pytest.approx(np.square(np.tanh(x @ w) @ w.T).mean(), rel=1e-5)
     assert layout_of(ir.from_proto(prepare(file)).graph.initializers["val_0"]) == ("w", (3, 3), True, False)
+
+
+@pytest.mark.filterwarnings("ignore:the file has one tensor for a parameter and for what torch computed")
+@pytest.mark.filterwarnings("ignore:trained as one, since the file holds one tensor of equal numbers")
+def test_a_zero_bias_beside_a_transpose_is_there_again() -> None:
+    """Both layers have it, and the exporter dropped it from both."""
+    file = exported("a = Gemm<transB = 1>(x, w) b = Tanh(a) y = Gemm<transB = 1>(b, w)", {"w": EYE}, "w c")
+    with_operations(with_operations(file, {"a": "%x, %p_w, %p_c"}, LINEAR), {"y": "%b, %t, %p_c"}, LINEAR)
+    graph = ob.training_graph(file, loss="mse")
+    assert sorted(graph.parameters) == ["c", "w"]
+    assert sum("c" in node.input for node in graph.inference_model().graph.node if node.op_type == "Gemm") == 2
 
 
 @pytest.mark.parametrize("value", ["h", "t"])

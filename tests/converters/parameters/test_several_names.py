@@ -253,7 +253,7 @@ def test_readers_of_a_tensor_are_nodes_that_a_user_can_find() -> None:
     assert "Identity_0" not in trained_of(file)[1]
 
 
-def test_a_scale_that_was_merged_with_the_bias_of_its_own_module() -> None:
+def test_a_scale_merged_with_the_bias_of_the_same_module() -> None:
     """Both begin with zeros, as in residual blocks; what torch read at each place says which is which."""
     body = "a = LayerNormalization(x, n.bias, n.bias) b = Add(a, x) y = MatMul(b, w)"
     file = exported(body, {"n.bias": ZEROS, "w": SQUARE}, "n.weight n.bias w", modules={"a": "n"})
