@@ -192,6 +192,11 @@ def _rounded_otherwise(module: Any, seed: int) -> Any:
     return result
 
 
+def _contiguous(_: Any, __: Any, output: Any) -> Any:
+    """PyTorch 2.13 crashes in GroupNorm's backward if an input in channels_last requires no gradient."""
+    return output.contiguous() if hasattr(output, "contiguous") else output
+
+
 def _run(
     module: Any,
     kind: str | None,
@@ -205,7 +210,8 @@ def _run(
     used = _influential(module, kind, batches)
     module = copy.deepcopy(module).to(dtype)
     if parts is not None:  # what is frozen keeps its statistics too
-        module.get_submodule(parts[0]).requires_grad_(False).eval()
+        frozen = module.get_submodule(parts[0]).requires_grad_(False).eval()
+        frozen.register_forward_hook(_contiguous)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad and name in used}
     slow = [p for name, p in trained.items() if parts is not None and name.startswith(parts[1] + ".")]
     rest = [p for p in trained.values() if not any(p is other for other in slow)]
