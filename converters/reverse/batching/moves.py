@@ -78,12 +78,14 @@ def flatten(op: Builder, node: Rows) -> Answer:
 
 @batching("Squeeze")
 def squeeze(op: Builder, node: Rows) -> Answer:
+    """Without axes, and in onnxruntime with none in the list, every axis of length 1 goes."""
     if not node.only(0):
         return None
-    if node.has(1):
+    count = known_lengths(node.input(1)) if node.has(1) else [0]
+    if count is not None and count != [0]:
         return node.again([node.value(0), shifted(op, node.input(1))])
     lengths = known_lengths(node.input(0))
-    if lengths is None:
+    if lengths is None or count is None:
         return None
     axes = [n + 1 for n, length in enumerate(lengths) if length == 1]
     return op.Squeeze(node.value(0), op.ints(axes)) if axes else node.value(0)

@@ -54,6 +54,10 @@ CASES: dict[str, tuple[str, Feeds]] = {
         "(float[N, M] x) => (float[K] y) { s = Shape(x) p = ReduceProd<keepdims = 1>(s) y = Reshape(x, p) }",
         {"x": drawn(3, 2, 5)},
     ),
+    "one row, without its axes of length 1": (
+        "(float[1, 3] x) => (float[3] y) { n = NonZero(zeros) a = Squeeze(n, zero) y = Squeeze(x, a) }",
+        {"x": drawn(1, 1, 3)},
+    ),
     "a shape that differs": (
         "(float[6] x, int64[2] s) => (float z) { y = Reshape(x, s) t = ReduceSum(y, one) z = ReduceMax<keepdims = 0>(t) }",
         {"x": drawn(3, 6), "s": np.array([[2, 3], [3, 2], [1, 6]])},
