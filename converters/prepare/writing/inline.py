@@ -85,11 +85,14 @@ def _domain(domain: str) -> str:
 def _since(node: NodeProto, domain: str, version: int, *, by_bodies: bool) -> int | None:
     """The version that an operator's form in an opset is from; None for an operator that onnx does not know.
 
-    by_bodies: the first one, at least, that has a function body for it, if one up to the opset has.
+    by_bodies: the first one, at least, that has a function body for it and for what this calls, if one up to the opset
+    has.
     """
     try:
         schema = defs.get_schema(node.op_type, version, domain)
     except defs.SchemaError:
         return None
     bodies = [body for name in _BODIES if by_bodies for body in getattr(schema, name) if body <= version]
-    return max(schema.since_version, min(bodies, default=0))
+    within = schema.function_body.node if bodies and schema.has_function else ()
+    versions = (_since(inner, domain, version, by_bodies=True) or 0 for inner in within)
+    return max(schema.since_version, min(bodies, default=0), *versions)

@@ -232,7 +232,7 @@ def test_without_overloads_there_is_nothing_to_state() -> None:
     assert {o.domain for o in prepared.opset_import} == {"", ob.DOMAIN}
 
 
-@pytest.mark.parametrize("op", ["Softplus", "Selu", "HardSigmoid"])
+@pytest.mark.parametrize("op", ["Softplus", "Selu", "HardSigmoid", "HardSwish"])
 def test_what_onnxruntime_runs_by_its_body_alone_keeps_the_opset_of_the_body(op: str) -> None:
     """Found by `make search`: in float64 it has no kernel of these, and a lower opset has no body."""
     model = parser.parse_model(f"{HEAD} g (double[N] x) => (double[N] y) {{ y = {op}(x) }}")
