@@ -23,14 +23,18 @@ def copy(model: ModelProto) -> ModelProto:
 
 
 def _symbols(model: ModelProto, feeds: Feeds, rng: np.random.Generator) -> Feeds:
-    """Lengths of inputs and outputs become symbols: axis 0 of inputs of as many rows one, other axes one each."""
+    """Lengths of inputs and outputs become symbols: axis 0 of inputs of as many rows one, other axes one each.
+
+    The last axis of an Attention's values keeps its length: onnxruntime infers 0 of a symbol there, and folds it.
+    """
+    attended = {node.input[2] for node in all_nodes(model.graph) if node.op_type == "Attention"}
     rows = Counter(v.shape[0] for v in feeds.values() if v.ndim)
     most = rows.most_common(1)[0][0] if rows else 0
     for value in model.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if axis == 0 and dim.dim_value == most:
                 dim.dim_param = "N"
-            elif axis and rng.random() < 0.4:
+            elif axis and rng.random() < 0.4 and (axis != 2 or value.name not in attended):
                 dim.dim_param = f"{value.name}_{axis}"
     _undeclared_outputs(model, feeds, rng)
     return feeds
