@@ -93,6 +93,6 @@ def _since(node: NodeProto, domain: str, version: int, *, by_bodies: bool) -> in
     except defs.SchemaError:
         return None
     bodies = [body for name in _BODIES if by_bodies for body in getattr(schema, name) if body <= version]
-    within = schema.function_body.node if bodies and schema.has_function else ()
+    within = schema.function_body.node if bodies else ()
     versions = (_since(inner, domain, version, by_bodies=True) or 0 for inner in within)
     return max(schema.since_version, min(bodies, default=0), *versions)
