@@ -109,7 +109,10 @@ def _columns(work: Work, x: str, ys: Sequence[str]) -> list[tuple[str, str, ir.V
 def _unit_products(
     work: Work, seeds: Mapping[str, str], results: Mapping[str, str], *, columns: bool = False
 ) -> list[ir.Value]:
-    """What each result is for every unit vector as the seed: blocks of the shapes of both, graph outputs."""
+    """What each result is for every unit vector as the seed: blocks of the shapes of both, graph outputs.
+
+    Without an axis of rows if there is one unit vector, or none, over which onnxruntime does not scan.
+    """
     ((name, seed_name),) = seeds.items()
     by_rules = at_once(work, [seed_name], lambda: _count(values_by_name(work.graph)[name]))
     (seed,), ends = work.inputs([seed_name]), work.outputs(results.values())
@@ -121,7 +124,8 @@ def _unit_products(
     count = op.ReduceProd(shape) if lengths is None else op.ints([prod(lengths)])
     blocks: list[ir.Value] = []
     symbol, opsets = _count(value), work.model.opset_imports
-    if symbol == 1:
+    few = symbol in (0, 1)
+    if few:
         batched = _for_one(work.graph, seed, ends, f"{name}_one", known_lengths(value) or ())
     else:
         unit = op.EyeLike(op.filled(op.joined(count, count), 0, element_type(seed)))
@@ -131,14 +135,16 @@ def _unit_products(
     for end, result, rows in zip(ends, shapes, batched, strict=True):
         place = [value is rows for value in work.graph.outputs].index(True)
         lengths, parts = known_lengths(end), [shape_known, result]
-        inner = op.Shape(rows, start=int(symbol != 1)) if lengths is None else op.ints(lengths)
+        inner = op.Shape(rows, start=int(not few)) if lengths is None else op.ints(lengths)
         flat = rows
-        if columns:
+        if columns and symbol != 0:
             size = op.ReduceProd(inner) if lengths is None else op.ints([prod(lengths)])
             flat = op.Reshape(rows, op.joined(count, size), allowzero=1)
-            flat, parts = op.Transpose(flat, perm=[1, 0]), parts[::-1]
-        block = op.Reshape(flat, op.joined(*((inner, shape) if columns else (shape, inner))), allowzero=1)
+            flat = op.Transpose(flat, perm=[1, 0])
+        whole = op.joined(*((inner, shape) if columns else (shape, inner)))
+        block = op.Reshape(flat, whole, allowzero=1) if symbol != 0 else op.filled(whole, 0, element_type(end))
         block.type = end.type
+        parts = parts[::-1] if columns else parts
         block.shape = None if None in parts else ir.Shape([length for part in parts for length in part or ()])
         work.graph.outputs[place] = block
         blocks.append(block)

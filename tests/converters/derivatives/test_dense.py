@@ -54,6 +54,22 @@ def test_known_lengths_are_found_at_conversion(direction: str) -> None:
     assert not {v.name for v in known.graph.value_info} & {"w", "v"}, "initializers say their types themselves"
 
 
+@pytest.mark.filterwarnings("ignore:wrt. the derivative:onnx_backprop.OnnxBackpropWarning")
+@pytest.mark.parametrize("direction", ["reverse", "forward", "auto"])
+def test_blocks_of_no_elements(direction: str) -> None:
+    """Found by `make search`: onnxruntime does not scan over no rows or columns, as of what has no known rank."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[2, 0] x, float[2, 3] w, int64[r] k) => (float[2, 3] y, float[0, 2] z)
+        { f = Reshape(x, k) s = ReduceMean<keepdims = 0>(f) y = Mul(w, s) t = Transpose<perm = [1, 0]>(x) z = Exp(t) }"""
+    )
+    shapes = {"x": (2, 0), "w": (2, 3), "y": (2, 3), "z": (0, 2)}
+    derived = ob.jacobian(model, ["x", "w"], ["y", "z"], direction=direction)
+    got = answers(derived, x=np.ones((2, 0), np.float32), w=drawn(2, 3), k=np.array([2, 0]))
+    for y, blocks in ob.derivatives(derived)[-1].results.items():
+        for x, block in blocks.items():
+            assert got[block].shape == (*shapes[y], *shapes[x])
+
+
 def test_the_shorter_way() -> None:
     """Rows for a short output, columns for a short input: the body of the loop is that of a gradient or a tangent."""
     wide = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[20] y) { e = Expand(x, s) f = Reshape(e, n) y = Sin(f) }'
