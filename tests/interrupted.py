@@ -86,7 +86,7 @@ def torn(path: Path) -> bool:
             read_log(path)
         elif path.suffix == ".html":
             return not path.read_text().rstrip().endswith("</html>")
-        elif path.suffix in (".o", ".width"):
+        elif path.suffix in (".o", ".width", ".json"):
             return read(path) is None
     except Exception:  # noqa: BLE001 - whatever a reader says
         return True
@@ -134,6 +134,7 @@ def main() -> int:
     arguments.add_argument("--seed", type=int, default=random.randrange(2**32))
     arguments.add_argument("--only", choices=PROGRAMS)
     given = arguments.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would programs
     print(f"seed {given.seed}")
     rng, failed = random.Random(given.seed), 0
     for name in [given.only] if given.only else PROGRAMS:

@@ -25,7 +25,7 @@ from tests.ort_ops import compile_kernels, guarded
 from tests.ort_ops.convolution import test_depthwise, test_depthwise_cells, test_residues, test_winograd
 from tests.ort_ops.interpolation import test_gather
 from tests.support import single_op
-from tests.support.checks import DTYPES, evaluate
+from tests.support.checks import DTYPES, assert_rounded, evaluate
 
 EACH = 4  # calls of an operator, element type and layout
 
@@ -65,7 +65,7 @@ def golden(every: int) -> Iterator[str]:
 
 
 def winograd(case: tuple, dtype: str, rng: np.random.Generator) -> None:
-    """Small integers, whose sums are exact."""
+    """Small integers, whose sums are exact but for the factors of tiles of 4 x 4."""
     batch, groups, s, d, lengths, pads = case
     attributes = test_winograd.attributes(groups=groups, pads_begin=list(pads), pads_end=list(pads))
     x, w = (
@@ -81,7 +81,7 @@ def winograd(case: tuple, dtype: str, rng: np.random.Generator) -> None:
     ):
         expected = evaluate(op, attributes | given, inputs, dtype).astype(np.float32)
         got = single_op.run(op, attributes | given, inputs, dtype=dtype, kernels="native")
-        np.testing.assert_array_equal(got, expected, strict=True, err_msg=f"{op} {case} {dtype}")
+        assert_rounded(got, expected, dtype, error=test_winograd.ERRORS[4], message=f"{op} {case} {dtype}")
 
 
 def kinds(every: int) -> Iterator[str]:
