@@ -134,7 +134,8 @@ def main() -> int:
     arguments.add_argument("--seed", type=int, default=random.randrange(2**32))
     arguments.add_argument("--only", choices=PROGRAMS)
     given = arguments.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would programs
+    # A background job of a shell ignores it, and so would the programs.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print(f"seed {given.seed}")
     rng, failed = random.Random(given.seed), 0
     for name in [given.only] if given.only else PROGRAMS:
