@@ -111,7 +111,9 @@ def product(g: Graph) -> None:
     elif form == 1 and len(shape) >= 2:
         g.emit("MatMul", [g.weight((out, shape[-2])), x])
     elif form == 2:
-        g.emit("MatMul", [x, g.weight((*shape[:-2], shape[-1], out) if g.chance(0.5) else (shape[-1],))])
+        turned = any(x in node.output and node.op_type == "Transpose" for node in g.nodes)  # onnxruntime forgets it
+        vector = not g.chance(0.5) and not turned
+        g.emit("MatMul", [x, g.weight((shape[-1],) if vector else (*shape[:-2], shape[-1], out))])
     elif form == 3 and len(shape) >= 2 and g.seen[x].size:  # onnxruntime divides by the length of an axis
         letters = "abcde"[: len(shape)]
         kept = [str(n) for n in g.rng.permutation(list(letters[:-1])) if g.chance(0.7)]
