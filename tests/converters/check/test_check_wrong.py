@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import onnx_backprop as ob
+from onnx_backprop.converters.check.differences import FLOAT32, Point, judge
 from onnx_backprop.converters.reverse.builder import Builder
 from tests.support.broken_rules import SMALL, break_rule, model_of, scaled, verdicts, wide_model
 
@@ -52,6 +53,14 @@ def test_a_wrong_gradient_beside_kinks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("g (float[3, 4] x) => (float[3, 4] y) { y = Relu(x) }")
     report = ob.check_gradients(model, feeds={"x": np.zeros((3, 4), np.float32)})
     assert report.verdict == "wrong"
+
+
+@pytest.mark.parametrize("factor", [1.03, 1.1, 1.5])
+def test_a_wrong_gradient_of_a_curved_function_is_no_kink(factor: float) -> None:
+    """Its slopes to both sides differ by more than the error, too, but less with every shorter step."""
+    x = np.random.default_rng(0).standard_normal(8).astype(np.float32)
+    point = Point(lambda values: {"y": values["x"] ** 2}, {"x": x}, {"y": np.ones_like(x)}, {"x": 2 * x * factor})
+    assert judge(point, ["x"], FLOAT32, np.random.default_rng(1)).verdict == "wrong"
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
