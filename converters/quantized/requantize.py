@@ -265,8 +265,6 @@ class _Scales:
                 if not known:
                     return None, None, ints
                 below, above = (np.array(f(ends)) for f, ends in zip((min, max), zip(*known, strict=True), strict=True))
-            if below.size not in (1, old.size):
-                below, above = below.min(), above.max()
             low, high = np.minimum(low, below.reshape(-1)), np.maximum(high, above.reshape(-1))
         return low, high, Range(min(least), max(most))
 
