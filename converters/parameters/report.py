@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import onnx_ir as ir
 
@@ -14,10 +14,12 @@ from onnx_backprop.converters.parameters.values import is_uniform
 from onnx_backprop.converters.prepare.exporters.detached import is_stop
 from onnx_backprop.converters.prepare.exporters.origins import (
     BIASED,
+    BLOCKS,
     DETACHED,
     FOLDED,
     MISSING,
     NAMED,
+    NO_GRAD,
     READ_AS,
     REMOVED,
     SEPARATED,
@@ -30,6 +32,7 @@ from onnx_backprop.converters.prepare.exporters.origins import (
 from onnx_backprop.converters.prepare.exporters.torch_metadata import SIGNATURE, TIES
 from onnx_backprop.converters.prepare.selection import Patterns, chooses
 from onnx_backprop.opset.core.errors import warn
+from onnx_backprop.opset.graphs.order import dependencies, descendants
 from onnx_backprop.opset.graphs.walk import is_standard
 
 _ENOUGH = 0.9  # the share of a file's numbers below which it is said how many are trained
@@ -59,6 +62,7 @@ def warn_of(
         missing(graph),
         removed(graph),
         detached(graph),
+        *ungraded(graph, trained),
         unsmoothed(graph),
         unbiased(graph, trained, known),
         dropped(graph, trained),
@@ -133,6 +137,26 @@ def detached(graph: ir.Graph) -> str:
         "which input: gradients pass there that the module stops. stop=[…] stops them at a value; ob.torch.export "
         "keeps detach()"
     )
+
+
+def ungraded(graph: ir.Graph, trained: Collection[ir.Value]) -> Iterator[str]:
+    """Where a module stops gradients by torch.no_grad, and where it may."""
+    if stopped := [str(name) for name in restored(graph, NO_GRAD)]:
+        yield (
+            f"no gradient passes {_listed(map(repr, stopped))}: the metadata of the file say that the module computes "
+            "that under torch.no_grad(). A block of torch.enable_grad() looks alike in what is exported under "
+            "no_grad(): export the module outside"
+        )
+    unsaid = restored(graph, BLOCKS)
+    passing = (node for node in graph if not is_stop(node)) if unsaid else ()
+    values = [v for node in descendants(passing, trained) for v in node.outputs if v.name in unsaid]
+    if reached := dependencies(graph, values).intersection(trained) if values else ():
+        names = _listed(repr(value.name) for value in values)
+        yield (
+            f"the module computes {names} under torch.no_grad() or torch.autocast(), and the file does not say which: "
+            f"gradients pass to {_listed(shown(value) for value in trained if value in reached)}. stop=[…] stops them "
+            "at a value; ob.torch.export keeps no_grad()"
+        )
 
 
 def unsmoothed(graph: ir.Graph) -> str:

@@ -14,7 +14,17 @@ from onnx_backprop.converters.prepare.branches import take_branches
 from onnx_backprop.converters.prepare.exporters.detached import restore_detached
 from onnx_backprop.converters.prepare.exporters.hidden_weights import lift_weights, mark_constants
 from onnx_backprop.converters.prepare.exporters.merged import removed, separate_named, tie_reshaped
-from onnx_backprop.converters.prepare.exporters.origins import DETACHED, REMOVED, SEPARATED, TIED, attach, origins
+from onnx_backprop.converters.prepare.exporters.no_grad import restore_no_grad
+from onnx_backprop.converters.prepare.exporters.origins import (
+    BLOCKS,
+    DETACHED,
+    NO_GRAD,
+    REMOVED,
+    SEPARATED,
+    TIED,
+    attach,
+    origins,
+)
 from onnx_backprop.converters.prepare.exporters.restore import restore, tie_transposed, unfold
 from onnx_backprop.converters.prepare.exporters.statistics import split_statistics
 from onnx_backprop.converters.prepare.fused.expand import expand_fused
@@ -67,6 +77,7 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     changes[TIED] = [*transposed, *tied, *tie_reshaped(proto, origins_by_name, weights.tensors)]
     changes[REMOVED] = removed(proto, origins_by_name)
     changes[DETACHED] = restore_detached(proto)
+    changes[NO_GRAD], changes[BLOCKS] = restore_no_grad(proto)
     declared = forget_declared(proto)
     proto = _inline(proto)
     lift_weights(proto)

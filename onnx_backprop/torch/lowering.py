@@ -216,8 +216,16 @@ def _bag(*args: Any, **kwargs: Any) -> Any:
     return rows.max(1)[0] if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
 
 
+def _in_autocast() -> bool:
+    """Whether a block of torch.autocast is open, an enabled one or not."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting() > 0
+
+
 class Recorder(torch.overrides.TorchFunctionMode):
     """Writes out attention, with its Dropout, which torch leaves out in inference mode, and `x.data` as `x.detach()`.
+
+    Inside of torch.autocast, where torch.export forgets torch.no_grad, every result under it is detached.
 
     plain: run without Dropout, to compare a module in training mode with its file. hooks: whether one is put on the
     gradient of a value.
@@ -225,13 +233,15 @@ class Recorder(torch.overrides.TorchFunctionMode):
 
     def __init__(self, *, plain: bool = False) -> None:
         super().__init__()
-        self.plain, self.hooks = plain, False
+        self.plain, self.hooks, self._detaches = plain, False, False
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
+        if function == torch._C._set_grad_enabled:
+            self._detaches = not args[0] and _in_autocast()
         if function == torch.Tensor.data.__get__:
             return args[0].detach()
         if name == "scaled_dot_product_attention":
@@ -256,7 +266,10 @@ class Recorder(torch.overrides.TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if self.plain and name in _RECURRENT and isinstance(args[3], bool):
             args = (*args[:6], False, *args[7:])  # `train`, which Dropout between layers alone reads
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        if self._detaches and not name.endswith("_"):
+            return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+        return result
 
     def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
         functional = torch.nn.functional

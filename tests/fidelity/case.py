@@ -31,6 +31,7 @@ RIGHT, WARNED, WRONG, REFUSED = "right", "warned", "wrong", "refused"
 NOT_EXPORTED, NOT_WRITTEN = "not exported", "not in the file"
 MODES = ("eval", "train")
 _TOLD = (
+    "under torch.no_grad() or torch.autocast()",
     "left out a detach()",
     "left out label_smoothing",
     "changes its buffers",

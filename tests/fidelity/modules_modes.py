@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
-from tests.fidelity.exporters import DYNAMO, TORCHSCRIPT
+from tests.fidelity.exporters import TORCHSCRIPT
 from tests.fidelity.nets import F, Net, nn, torch, weight
 from tests.fidelity.subject import Subject, floats
 
@@ -194,7 +195,11 @@ def stops() -> Iterator[Subject]:
             lambda m, x: m.o(m.i(x).detach() * m.g(x)), i=nn.Linear(5, 6), g=nn.Linear(5, 6), o=nn.Linear(6, 2)
         ),
     )
-    yield case("no_grad", _no_grad, lost=(TORCHSCRIPT, DYNAMO))
+    yield case("no_grad", _no_grad)
+    yield case("no_grad_methods", _no_grad_methods)
+    yield case("no_grad_gate", _no_grad_gate)
+    yield case("autocast", _autocast, lost=())
+    yield case("no_grad_in_autocast", lambda: _autocast(stops=True))
     yield case("byol", _byol, (floats(6, 5), floats(6, 5)), loss=None)
     yield case(
         "straight_through",
@@ -210,6 +215,43 @@ def _no_grad() -> Any:
         with torch.no_grad():
             features = torch.tanh(m.i(x))
         return m.o(features)
+
+    return Net(forward, i=nn.Linear(5, 6), o=nn.Linear(6, 2))
+
+
+def _no_grad_methods() -> Any:
+    """Two blocks, one of a method; what leaves the first is read inside and outside of the second."""
+
+    @torch.no_grad()
+    def encoded(m: Any, x: Any) -> Any:
+        return torch.tanh(m.i(x)), x.mean(1, keepdim=True)
+
+    def forward(m: Any, x: Any) -> Any:
+        features, mean = encoded(m, x)
+        with torch.no_grad():
+            scale = torch.sigmoid(m.s(features))
+        return m.o(torch.tanh(m.h(features)) * scale) + mean
+
+    return Net(forward, i=nn.Linear(5, 6), s=nn.Linear(6, 6), h=nn.Linear(6, 6), o=nn.Linear(6, 2))
+
+
+def _no_grad_gate() -> Any:
+    def forward(m: Any, x: Any) -> Any:
+        features = torch.tanh(m.i(x))
+        with torch.no_grad():
+            gate = torch.softmax(features, -1)
+        return m.o(features * gate)
+
+    return Net(forward, i=nn.Linear(5, 6), o=nn.Linear(6, 2))
+
+
+def _autocast(*, stops: bool = False) -> Any:
+    def forward(m: Any, x: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            with torch.no_grad() if stops else nullcontext():
+                features = torch.tanh(m.i(x))
+            doubled = 2 * features
+        return m.o(doubled)
 
     return Net(forward, i=nn.Linear(5, 6), o=nn.Linear(6, 2))
 

@@ -37,6 +37,8 @@ FOLDED = "FOLDED"  # computed by the exporter, of parameters, buffers or constan
 _ORIGIN, _MODULE, _PARTS, _TIES = (f"onnx_backprop.{key}" for key in ("kind", "module", "folded_from", "names_of_ties"))
 MISSING = "onnx_backprop.missing"  # a graph's metadata: the parameters of the module that the file has not
 DETACHED = "onnx_backprop.detached"  # a graph's metadata: nodes behind a detach() that is not in the file
+NO_GRAD = "onnx_backprop.no_grad"  # a graph's metadata: values that the module computes under torch.no_grad
+BLOCKS = "onnx_backprop.blocks"  # a graph's metadata: values of blocks that may be under torch.no_grad or autocast
 REMOVED = "onnx_backprop.removed"  # a graph's metadata: what a tool says it has removed, and how much it does not name
 READ_AS = "onnx_backprop.read_as"  # a graph's metadata: parameters, each with torch's name for what equals it at first
 SEPARATED = "onnx_backprop.separated"  # a graph's metadata: pairs of equal parameters that the file had as one tensor
@@ -173,7 +175,7 @@ def inherit(new: ir.TensorProtocol, old: ir.TensorProtocol, name: str) -> None:
 
 
 def restored(graph: ir.Graph, key: str) -> list[Any]:
-    """What a prepared graph says under MISSING, DETACHED and REMOVED, names, under the others pairs."""
+    """What a prepared graph says under MISSING, DETACHED, NO_GRAD, BLOCKS and REMOVED, names, else pairs."""
     try:
         entries = json.loads(graph.metadata_props.get(key, "[]"))
     except ValueError:
