@@ -83,6 +83,8 @@ class _Case:
             told = self.stage != "set" and any(words in text for text in self.said for words in _TOLD)
             return WARNED if told else WRONG, str(e)
         except ob.OnnxBackpropError as e:
+            if self.exporter != OURS and "does not pass onnx.checker" in str(e):
+                return NOT_EXPORTED, _first_line(e)
             unknown = self.stage == "patterns" and " matches no " in str(e)  # it says so: the file has no such name
             return WARNED if unknown else REFUSED, str(e)
         except Exception as e:  # noqa: BLE001 - whatever it is, it is the verdict
