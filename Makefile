@@ -116,7 +116,7 @@ quantized: ## quantised files of packages trained as floats, the table of docs/q
 	$(field_environment)
 	$(FIELD)/bin/python -m tests.field.quantized $(ARGS)
 
-fidelity: ## exports of 344 modules trained beside PyTorch, docs/fidelity.md (the environment of `make field`, half an hour)
+fidelity: ## exports of 348 modules trained beside PyTorch, docs/fidelity.md (the environment of `make field`, half an hour)
 	$(field_environment)
 	$(FIELD)/bin/python -m tests.fidelity $(ARGS)
 
