@@ -160,6 +160,33 @@ def test_a_region_without_gradient_writes_into_its_buffers_and_stops_what_enters
     assert torch.equal(net.mean, torch.zeros(2))
 
 
+@pytest.mark.filterwarnings("ignore:.*numbers of the file are trained:onnx_backprop.OnnxBackpropWarning")
+@pytest.mark.parametrize("outer", [torch.no_grad, lambda: torch.autocast("cpu", enabled=False)])
+def test_a_region_without_gradient_inside_of_autocast_and_around_it(outer: Callable[[], Any]) -> None:
+    """torch.export itself forgets one inside; no gradient passes it, and one passes what autocast has beside it."""
+    inner = (lambda: torch.autocast("cpu", enabled=False)) if outer is torch.no_grad else torch.no_grad
+
+    def forward(m: Any, x: Any) -> Any:
+        y = m.body(x)
+        with outer():
+            with inner():
+                z = torch.tanh(m.other(y))
+            w = 2 * y
+        return z + w + m.last(y)
+
+    net = Net(forward, body=nn.Linear(3, 2), other=nn.Linear(2, 2), last=nn.Linear(2, 2))
+    x = torch.randn(4, 3)
+    net(x).sum().backward()
+    expected = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    assert "other.weight" not in expected
+    network = ob.torch.module(ob.torch.export(net, (x,)))
+    network(x).sum().backward()
+    got = {name: p.grad for name, p in network.named_parameters() if p.grad is not None and p.grad.any()}
+    assert got.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient)
+
+
 def test_tied_parameters_are_one_tensor_with_its_other_names() -> None:
     net, inputs = tied()
     model = ob.torch.export(net, inputs)
