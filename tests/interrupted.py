@@ -35,6 +35,7 @@ g (float[n, 3, h, w] x) => (float[n, 4, h, w] y) {
 }
 """
 _INTERRUPTED = r"onnx-backprop: interrupted(\. --resume goes on from \S+, step \d+)?"
+_PROGRESS = r"compiling \d+ kernels |epoch \d+/\d+: "
 COMMAND = "import sys; from onnx_backprop_command import main; sys.exit(main())"
 WARM = ("train again", "numpy")  # programs that find the kernels compiled: what they run is what matters
 TRAIN = "train model.onnx -o trained.onnx --data data.npz --loss mse --epochs 400 --every 1 --log log.csv --report report.html"
@@ -118,9 +119,9 @@ def problem(name: str, code: int, err: str, bad: list[str]) -> str:
     if bad:
         return f"torn: {bad}"
     if "train" in name and code == 130:
-        last = err.rstrip().rpartition("\n")[2]
-        quiet = re.fullmatch(_INTERRUPTED, last) and "Traceback" not in err and err.count("\n") <= 2
-        return "" if quiet else f"unexpected: {err}"  # the line before says that kernels are compiled
+        *before, last = err.rstrip().splitlines() or [""]
+        quiet = re.fullmatch(_INTERRUPTED, last) and all(re.match(_PROGRESS, line) for line in before)
+        return "" if quiet else f"unexpected: {err}"
     if "init_import_site" in err:  # Python itself is not there yet
         return ""
     if code == -signal.SIGINT and (not err or err.rstrip().endswith("KeyboardInterrupt")):
