@@ -122,7 +122,8 @@ def problem(name: str, code: int, err: str, bad: list[str]) -> str:
         *before, last = err.rstrip().splitlines() or [""]
         quiet = re.fullmatch(_INTERRUPTED, last) and all(re.match(_PROGRESS, line) for line in before)
         return "" if quiet else f"unexpected: {err}"
-    if "init_import_site" in err:  # Python itself is not there yet
+    importing = "KeyboardInterrupt" in err and "_multiarray_umath failed to import" in err  # as NumPy calls it
+    if importing or "init_import_site" in err:  # where Python itself is not there yet
         return ""
     if code == -signal.SIGINT and (not err or err.rstrip().endswith("KeyboardInterrupt")):
         return ""

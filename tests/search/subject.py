@@ -71,10 +71,15 @@ class Subject:
 
     @cached_property
     def is_wide(self) -> bool:
-        """Whether it computes in float64 alone, Casts inside included; the mean of early LayerNormalizations is float32."""
-        nodes = all_nodes(self.model) if self.model.opset_import[0].version < 17 else ()
-        if any(node.op_type == "LayerNormalization" and any(node.output[1:]) for node in nodes):
-            return False
+        """Whether it computes in float64 alone, Casts inside included.
+
+        onnxruntime has float32 means in LayerNormalizations below opset 17, and computes Shrink in float32.
+        """
+        early = self.model.opset_import[0].version < 17
+        for node in all_nodes(self.model):
+            mean = node.op_type == "LayerNormalization" and any(node.output[1:])
+            if node.op_type == "Shrink" or (early and mean):
+                return False
         kinds = {v.dtype for v in (*self.point.values(), *(self.values[n] for n in self.of))}
         return kinds == {np.dtype(np.float64)} and in_float64(self.model, {})[0] == self.model
 
