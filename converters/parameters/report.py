@@ -17,6 +17,7 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     BLOCKS,
     DETACHED,
     FOLDED,
+    MERGED,
     MISSING,
     NAMED,
     NO_GRAD,
@@ -146,6 +147,11 @@ def ungraded(graph: ir.Graph, trained: Collection[ir.Value]) -> Iterator[str]:
             f"no gradient passes {_listed(map(repr, stopped))}: the metadata of the file say that the module computes "
             "that under torch.no_grad(). A block of torch.enable_grad() looks alike in what is exported under "
             "no_grad(): export the module outside"
+        )
+    if merged := [f"{name!r} to {reader!r}" for name, reader in restored(graph, MERGED)]:
+        yield (
+            f"gradients pass {_listed(merged)}, which by the file's metadata read the same operations outside of "
+            "torch.no_grad(): the exporter has merged both. ob.torch.export keeps them apart"
         )
     unsaid = restored(graph, BLOCKS)
     passing = (node for node in graph if not is_stop(node)) if unsaid else ()

@@ -18,6 +18,7 @@ from onnx_backprop.converters.prepare.exporters.no_grad import restore_no_grad
 from onnx_backprop.converters.prepare.exporters.origins import (
     BLOCKS,
     DETACHED,
+    MERGED,
     NO_GRAD,
     REMOVED,
     SEPARATED,
@@ -77,7 +78,7 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     changes[TIED] = [*transposed, *tied, *tie_reshaped(proto, origins_by_name, weights.tensors)]
     changes[REMOVED] = removed(proto, origins_by_name)
     changes[DETACHED] = restore_detached(proto)
-    changes[NO_GRAD], changes[BLOCKS] = restore_no_grad(proto)
+    changes[NO_GRAD], changes[BLOCKS], changes[MERGED] = restore_no_grad(proto)
     declared = forget_declared(proto)
     proto = _inline(proto)
     lift_weights(proto)

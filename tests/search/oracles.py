@@ -120,13 +120,13 @@ def rows(s: Subject) -> str | None:
         feeds = w.feeds if model is w.model else w.seeded(w.converted)
         fed = {k: np.stack([v] * ROWS) if k in seeds else v for k, v in feeds.items()} | given
         subject = Subject(model, feeds, w.without)
+        moved = [{n: np.asarray(v[k]) for n, v in given.items()} for k in range(ROWS)]
         try:
-            each = [
-                subject.forward(subject.point | feeds | {n: np.asarray(v[k]) for n, v in given.items()})
-                for k in range(ROWS)
-            ]
+            for row in moved:
+                w.forward(w.point | w.feeds | row)
         except Exception:  # noqa: BLE001 - of many classes
             raise SkippedError("rows that the model does not take, as of an index beyond a table") from None
+        each = [subject.forward(subject.point | feeds | row) for row in moved]
         if any(one[n].shape != each[0][n].shape for one in each for n in one):
             raise SkippedError("rows of several shapes")
         got = opened(derived)(fed)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from onnx import ModelProto, NodeProto, helper
 
-from onnx_backprop.converters.prepare.exporters.origins import FX, arguments_of
+from onnx_backprop.converters.prepare.exporters.origins import FX, arguments_of, merged_arguments
 from onnx_backprop.opset.graphs.edit import assign, without_imports
 from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.names import unique, used_names
@@ -18,7 +18,6 @@ from onnx_backprop.opset.graphs.walk import all_nodes, attributes_of, called, is
 STOP = "onnx_backprop.stop"  # in an Identity's metadata, with any value
 _DETACH = {("org.chainer", "detach"), ("org.pytorch.aten", "detach"), ("aten", "detach")}
 _ATEN = {("org.pytorch.aten", "ATen"), ("aten", "ATen")}  # which say in an attribute what they are
-_NUMBER = re.compile(r"_\d+$")
 _DETACHED = re.compile(r"detach(_\d+)?")
 _NAMES = ("detach", "aten_detach", "aten::detach")  # of functions of exporters, and of what an ATen node is
 
@@ -88,10 +87,7 @@ def restore_detached(proto: ModelProto) -> list[str]:
 
 def _reads_another(node: NodeProto, name: str, present: Collection[str]) -> bool:
     """Whether a node that reads the result `tanh` was to read that of another such operation, as `tanh_1`."""
-    arguments = arguments_of(node)
-    kind = _NUMBER.sub("", name)
-    others = [other for other in arguments if other != name and other not in present]
-    return name not in arguments or any(_NUMBER.sub("", other) == kind for other in others)
+    return name not in arguments_of(node) or bool(set(merged_arguments(node, name, present)) - {name})
 
 
 def _stopped(group: Sequence[NodeProto], constants: Collection[str]) -> list[tuple[NodeProto, int]]:

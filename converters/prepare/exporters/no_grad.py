@@ -15,9 +15,10 @@ from collections.abc import Collection, Iterator
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
+from onnx_backprop.converters.prepare.exporters.origins import arguments_of, merged_arguments
 from onnx_backprop.converters.prepare.exporters.torch_metadata import FROZEN, PARAMETER, STOP, TIES, signature
 from onnx_backprop.opset.graphs.names import unique, used_names
-from onnx_backprop.opset.graphs.walk import reads
+from onnx_backprop.opset.graphs.walk import called, reads
 
 _TRACE = "pkg.torch.onnx.stack_trace"  # a node's metadata: the lines that it comes from, the innermost one last
 _BLOCK = re.compile(r'(?:.*\n)*\s*File "<eval_with_key>\.(\d+)", line \d+, in forward\n\s+\w+ = torch\.ops\.(.*)')
@@ -26,26 +27,28 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorPro
 Block = dict[str, NodeProto]  # the nodes of a block by their outputs
 
 
-def restore_no_grad(proto: ModelProto) -> tuple[list[str], list[str]]:
+def restore_no_grad(proto: ModelProto) -> tuple[list[str], list[str], list[tuple[str, str]]]:
     """Stop the gradients of blocks of torch.no_grad, in place.
 
-    Returns the values that leave such a block, where gradients now stop; and those that leave a block of which the file
-    does not say what it is, where gradients pass.
+    Returns the values that leave such a block, where gradients now stop; those that leave a block of which the file
+    does not say what it is, where gradients pass; and those of the first with a reader that gradients pass to, since
+    the exporter has merged the block with the same operations outside, as of a network that is its own target.
     """
     graph = proto.graph
     if any(entry.key == TIES for entry in graph.metadata_props):  # ob.torch.export's, which has the stops
-        return [], []
+        return [], [], []
     parameters = {entry.input for entry in signature(proto) if entry.kind in (PARAMETER, FROZEN)}
     stopped: list[str] = []
     unsaid: list[str] = []
+    merged: list[tuple[str, str]] = []
     for block, names in list(_blocks(graph)):
         leaving = _leaving(graph, block)
         if parameters.isdisjoint(names):
             unsaid += leaving
         else:
-            _stop(proto, block, leaving)
+            merged += _stop(proto, block, leaving)
             stopped += leaving
-    return stopped, unsaid
+    return stopped, unsaid, merged
 
 
 def _blocks(graph: GraphProto) -> Iterator[tuple[Block, set[str]]]:
@@ -73,15 +76,32 @@ def _leaving(graph: GraphProto, block: Block) -> list[str]:
     return [name for name in block if name in read and (types.get(name) or TensorProto.FLOAT) in _FLOATS]
 
 
-def _stop(proto: ModelProto, block: Block, leaving: Collection[str]) -> None:
-    """Let each value pass a stop under its name; inside the block it has another one."""
+def _stop(proto: ModelProto, block: Block, leaving: Collection[str]) -> list[tuple[str, str]]:
+    """Let each value pass a stop under its name; inside the block, and for readers of a merged one, it has another."""
     names = used_names(proto.graph)
+    present = {name for node in proto.graph.node for name in node.output}
     renamed = {name: unique(f"{name}/no_grad", names) for name in leaving}
-    for node in {id(node): node for node in block.values()}.values():
-        for ends in (node.input, node.output):
-            ends[:] = [renamed.get(name, name) for name in ends]
+    inside = {id(node): node for node in block.values()}
+    merged: list[tuple[str, str]] = []
+    for node in proto.graph.node:
+        for index, name in enumerate(node.input):
+            if name in renamed and (id(node) in inside or _reads_merged(node, index, present)):
+                node.input[index] = renamed[name]
+                merged += [(name, called(node))] if id(node) not in inside else []
+        if id(node) in inside:
+            node.output[:] = [renamed.get(name, name) for name in node.output]
     for name, inner in renamed.items():
         stop = helper.make_node("Identity", [inner], [name], name=inner)
         stop.metadata_props.add(key=STOP, value="no_grad")
         place = next(n for n, node in enumerate(proto.graph.node) if inner in node.output)
         proto.graph.node.insert(place + 1, stop)
+    return merged
+
+
+def _reads_merged(node: NodeProto, index: int, present: Collection[str]) -> bool:
+    """Whether torch's operation read `tanh_1`, which is not in the file, where a node reads `tanh`."""
+    name, arguments = node.input[index], arguments_of(node)
+    others = merged_arguments(node, name, present)
+    if name in arguments and others:
+        return len(arguments) == len(node.input) and arguments[index] != name
+    return bool(others)

@@ -39,6 +39,7 @@ MISSING = "onnx_backprop.missing"  # a graph's metadata: the parameters of the m
 DETACHED = "onnx_backprop.detached"  # a graph's metadata: nodes behind a detach() that is not in the file
 NO_GRAD = "onnx_backprop.no_grad"  # a graph's metadata: values that the module computes under torch.no_grad
 BLOCKS = "onnx_backprop.blocks"  # a graph's metadata: values of blocks that may be under torch.no_grad or autocast
+MERGED = "onnx_backprop.merged"  # a graph's metadata: values of NO_GRAD, each with a reader that it passes gradients
 REMOVED = "onnx_backprop.removed"  # a graph's metadata: what a tool says it has removed, and how much it does not name
 READ_AS = "onnx_backprop.read_as"  # a graph's metadata: parameters, each with torch's name for what equals it at first
 SEPARATED = "onnx_backprop.separated"  # a graph's metadata: pairs of equal parameters that the file had as one tensor
@@ -46,6 +47,7 @@ TIED = "onnx_backprop.tied"  # a graph's metadata: pairs of names that are one t
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: what torch's optimizer computed it from
 FX = "pkg.torch.onnx.fx_node"  # a node's metadata: the operation of torch that it comes from, with its arguments
 _ARGUMENTS, _VALUES = re.compile(r"\(args = \((.*)\), kwargs = "), re.compile(r"%(\w+)")
+_NUMBER = re.compile(r"_\d+$")
 _OPERATION = re.compile(r"\[target=([\w.]+)\]\(args = ")
 _SCOPES = "pkg.torch.onnx.name_scopes"  # a node's metadata: the modules that it comes from, then its own name
 _LITERAL = re.compile(r"_inlfunc_.*|(.*/)?Constant(_\d+)?(_output_\d+)?")
@@ -242,6 +244,12 @@ def arguments_of(node: NodeProto) -> list[str]:
     """The values that the operation of torch read that a node comes from, as `detach_1` and `p_fc_weight`, in order."""
     match = _ARGUMENTS.search(called_with(node))
     return _VALUES.findall(match[1]) if match else []
+
+
+def merged_arguments(node: NodeProto, name: str, present: Collection[str]) -> list[str]:
+    """What torch's operation read that the file lacks and that is called like a value: `tanh_1` where it has `tanh`."""
+    kind = _NUMBER.sub("", name)
+    return [other for other in arguments_of(node) if other not in present and _NUMBER.sub("", other) == kind]
 
 
 def operation_of(node: NodeProto | ir.Node) -> str:

@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto
 
 import onnx_backprop as ob
-from tests.support.torch_files import W, X, exported
+from tests.support.torch_files import W, X, exported, with_operations
 
 V = np.linspace(1, -1, 16, dtype=np.float32).reshape(4, 4)
 BODY = "h = MatMul(x, w) t = Tanh(h) y = MatMul(t, v)"
@@ -29,7 +29,7 @@ def traced(body: str, code: dict[str, tuple[int, str]], *, outside: bool = True)
     return file
 
 
-def said(file: ModelProto, **options: list[str]) -> tuple[list[str], list[str]]:
+def parameters_and_warnings(file: ModelProto, **options: list[str]) -> tuple[list[str], list[str]]:
     """What is trained, and what is said of blocks."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ob.OnnxBackpropWarning)
@@ -38,7 +38,7 @@ def said(file: ModelProto, **options: list[str]) -> tuple[list[str], list[str]]:
 
 
 def test_a_block_that_names_a_parameter_stops_gradients() -> None:
-    trained, sentences = said(traced(BODY, {"h": (36, "x, p_w"), "t": (36, "h")}))
+    trained, sentences = parameters_and_warnings(traced(BODY, {"h": (36, "x, p_w"), "t": (36, "h")}))
     assert trained == ["v"]
     assert len(sentences) == 1
     assert sentences[0].startswith("no gradient passes 't': ")
@@ -59,17 +59,17 @@ def test_values_inside_pass_gradients_to_nobody_and_to_the_outside_none() -> Non
 @pytest.mark.parametrize("arguments", ["x, arg0_1", "x, weight"])
 def test_of_other_blocks_the_file_does_not_say_whether_gradients_pass(arguments: str) -> None:
     file = traced(BODY, {"h": (36, arguments), "t": (36, "h")})
-    trained, sentences = said(file)
+    trained, sentences = parameters_and_warnings(file)
     assert trained == ["w", "v"]
     assert len(sentences) == 1
     assert sentences[0].startswith("the module computes 't' under torch.no_grad() or torch.autocast(), ")
-    trained, sentences = said(file, stop=["t"])
+    trained, sentences = parameters_and_warnings(file, stop=["t"])
     assert (trained, sentences) == (["v"], [])
 
 
-def test_blocks_are_told_apart_and_what_no_parameter_reaches_is_not_told() -> None:
+def test_two_blocks_of_which_no_gradient_reaches_the_second() -> None:
     body = "z = Exp(x) h = MatMul(z, w) t = Tanh(h) q = Softmax(t) y = MatMul(q, v)"
-    trained, sentences = said(traced(body, {"z": (4, "x"), "h": (5, "z, p_w"), "q": (6, "t")}))
+    trained, sentences = parameters_and_warnings(traced(body, {"z": (4, "x"), "h": (5, "z, p_w"), "q": (6, "t")}))
     assert trained == ["v"]
     assert len(sentences) == 1  # no gradient reaches the block of q
     assert "'h'" in sentences[0]
@@ -78,7 +78,7 @@ def test_blocks_are_told_apart_and_what_no_parameter_reaches_is_not_told() -> No
 def test_a_file_whose_nodes_are_all_of_such_code_has_no_blocks() -> None:
     """What was exported is a program of torch.export, whose code is generated."""
     code = {"h": (36, "x, p_w"), "t": (36, "h"), "y": (36, "t, p_v")}
-    assert said(traced(BODY, code)) == (["w", "v"], [])
+    assert parameters_and_warnings(traced(BODY, code)) == (["w", "v"], [])
 
 
 def test_code_of_torch_fx_is_no_block() -> None:
@@ -87,7 +87,23 @@ def test_code_of_torch_fx_is_no_block() -> None:
         node.metadata_props[
             -1
         ].value = f'File "<eval_with_key>.3", line 5, in forward\n    {node.output[0]} = self.a(p_w)'
-    assert said(file) == (["w", "v"], [])
+    assert parameters_and_warnings(file) == (["w", "v"], [])
+
+
+def test_a_block_that_the_exporter_merged_with_the_same_operations_outside() -> None:
+    """y = tanh(h) v + stop(tanh(h)): one Tanh, which the product reads as `tanh_1`."""
+    file = traced(
+        "h = MatMul(x, w) tanh = Tanh(h) p = MatMul(tanh, v) y = Add(p, tanh)", {"h": (3, "x, p_w"), "tanh": (3, "h")}
+    )
+    file = with_operations(file, {"p": "%tanh_1, %p_v", "y": "%p, %tanh"})
+    trained, sentences = parameters_and_warnings(file)
+    assert trained == ["w", "v"]
+    assert any(sentence.startswith("gradients pass 'tanh' to 'p'") for sentence in sentences)
+    converted = ob.backward(file, wrt=["w"])
+    feeds = {"x": X, "y_grad": np.ones((2, 4), np.float32)}
+    named = dict(zip([o.name for o in converted.graph.output], ob.session(converted).run(None, feeds), strict=True))
+    dh = (np.ones((2, 4)) @ V.T) * (1 - np.tanh(X @ W) ** 2)
+    np.testing.assert_allclose(np.asarray(named["w_grad"]), X.T @ dh, rtol=1e-4, atol=1e-6)
 
 
 def test_integers_that_leave_a_block_stop_nothing() -> None:

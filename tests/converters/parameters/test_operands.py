@@ -88,7 +88,7 @@ READ_AS = "the file has one tensor for a parameter and for what torch computed o
 
 
 @pytest.mark.parametrize("operand", ["relu", "tril_1", "clone", "leaky_relu", "stack"])
-def test_a_warning_names_what_torch_computes_of_a_weight(operand: str) -> None:
+def test_the_warning_for_a_weight_that_equals_what_torch_computes_from_it(operand: str) -> None:
     """relu(w) is w as long as no number is negative; what is cloned may have been transposed before."""
     file = written(EYE, "MatMul(b, w)", (MATMUL, "%x, %p_w"), (MATMUL, f"%b, %{operand}"))
     with pytest.warns(ob.OnnxBackpropWarning, match=rf"{READ_AS}.*'w' \({operand}\)"):
