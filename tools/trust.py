@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, LOGS = ROOT / "docs" / "trust.md", ROOT / "build" / "trust"
+PACKAGE = ("onnx_backprop", "onnx_backprop_command.py", "converters", "opset", "ort_ops", "models", "scoreboard")
 DETAILS = {
     "conformance": "[conformance.md](conformance.md)",
     "field": "[field.md](field.md)",
@@ -40,8 +41,8 @@ DETAILS = {
 HEAD = """# What was run, on which commit
 
 The last run of each target that takes longer than `make test` may. `make trust` writes this page. "Not run" means not
-yet run by it; "passed" is exit status 0; "3 older" means three commits before the newest, not counting commits to pages
-alone; "changed" means with uncommitted changes.
+yet run by it; "passed" is exit status 0; "3 older" means that three commits to the package have come since (commits to
+tests, tools and pages alone do not count); "changed" means with uncommitted changes.
 
 | Target | Outcome | Summary | Date | Commit | Took | Details |
 |---|---|---|---|---|---|---|
@@ -94,7 +95,7 @@ def write(known: dict[str, list[str]]) -> None:
         row = known.get(target, [f"`make {target}`", "not run", "", "", "", "", details])
         if commit := row[4]:
             words = [word for word in commit.split(", ") if not word.endswith("older")]
-            older = git("rev-list", "--count", f"{words[0]}..HEAD", "--", ":!docs") or "many"
+            older = git("rev-list", "--count", f"{words[0]}..HEAD", "--", *PACKAGE) or "many"
             row[4] = ", ".join(words if older == "0" else [*words, f"{older} older"])
         lines.append(f"| {' | '.join(row)} |\n")
     draft = PAGE.with_suffix(f".{os.getpid()}")
