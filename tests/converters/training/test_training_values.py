@@ -226,6 +226,29 @@ def test_negative_lengths_of_ctc_fail(lengths: str) -> None:
         session.run([training.loss], feeds)
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("target", ["labels", "input_lengths", "target_lengths"])
+def test_targets_of_ctc_with_another_number_of_rows_fail(target: str, rows: int) -> None:
+    """The batch has a symbolic length: onnxruntime itself takes any, and one row would be broadcast."""
+    training = ob.training_graph(shifted(["t", "n", 5], (5,), np.float64), loss=losses.CTC(form="logits"))
+    feeds = {"x": np.zeros((6, 2, 5)), "labels": np.array([[1, 2], [1, 1]])}
+    feeds |= {"input_lengths": np.array([6, 6]), "target_lengths": np.array([2, 1])}
+    session = ob.session(training.model)
+    assert np.isfinite(np.asarray(session.run([training.loss], feeds)[0]))
+    feeds[target] = np.tile(feeds[target][:1], (rows, *[1] * (feeds[target].ndim - 1)))
+    with pytest.raises(Exception, match=f"{target}_must_have_the_shape_of_y"):
+        session.run([training.loss], feeds)
+
+
+def test_the_softmax_of_kl_divergence_runs_along_axis_1_by_default() -> None:
+    y, logits = np.random.default_rng(5).standard_normal((2, 4, 3, 2))
+    target = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    graph = ob.training_graph(shifted([4, 3, 2], (4, 3, 2), np.float64), loss=losses.KLDivergence(form="logits"))
+    log_p = y - np.log(np.exp(y).sum(axis=1, keepdims=True))
+    got = ob.session(graph.model).run([graph.loss], {"x": y, "target": target})[0]
+    np.testing.assert_allclose(np.asarray(got), (target * (np.log(target) - log_p)).sum() / 4, rtol=1e-12)
+
+
 @pytest.mark.parametrize("symbolic", [False, True], ids=["fixed", "symbolic"])
 def test_ctc_of_log_probabilities_with_the_batch_first(symbolic: bool) -> None:
     """Of a model that ends in LogSoftmax. The derivative by log p itself is not torch's, which takes Σ p = 1 for granted."""

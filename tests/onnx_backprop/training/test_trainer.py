@@ -169,6 +169,7 @@ def test_the_seed_chooses_the_masks() -> None:
     batch = next(iter(batches()))
     losses = {seed: ob.Trainer(training(), seed=seed).step(batch) for seed in (0, 1)}
     assert losses[0] != losses[1]
+    assert ob.Trainer(training()).step(batch) == losses[0]
 
 
 def test_training_learns() -> None:

@@ -246,11 +246,17 @@ def _mixed(x):
     return y
 
 
+def _element_of_unlike(x):
+    return (1, 1.5)[x]
+
+
 def _unknown(x):
     return x + never_defined  # noqa: F821 # pyright: ignore[reportUndefinedVariable]
 
 
-@pytest.mark.parametrize("function", [_listing, _mixed, _unknown, _unlike, _no_field, _record_stored])
+@pytest.mark.parametrize(
+    "function", [_listing, _mixed, _element_of_unlike, _unknown, _unlike, _no_field, _record_stored]
+)
 def test_what_is_not_in_the_language_is_refused_with_its_line(function) -> None:
     line = function.__code__.co_firstlineno
     with pytest.raises(CompileError, match=r"test_compile\.py:(\d+)") as caught:
