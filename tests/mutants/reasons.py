@@ -46,4 +46,10 @@ REASONS: dict[tuple[str, str], str] = {
         "a formula with any other operator is refused by the parser of programs"
     ),
     ("ort_ops/vector/registers.py:blend_even", "`not` dropped"): "speed: either way of writing even elements is right",
+    ("converters/prepare/fused/pairwise.py:_LEAST", "100 -> 50"): (
+        "a limit that no row reaches: 15,000 random ones took 4 rounds at most"
+    ),
+    ("onnx_backprop/distributed/mpi.py:_ON_ONE_MACHINE", "300.0 -> 600.0"): (
+        "time: how long ranks on several machines wait before they give up"
+    ),
 }
