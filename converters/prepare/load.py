@@ -32,6 +32,7 @@ from onnx_backprop.converters.prepare.fused.expand import expand_fused
 from onnx_backprop.converters.prepare.inference.conv_lengths import explicit_pads
 from onnx_backprop.converters.prepare.inference.declared import LIKE_INPUT, as_declared, forget_declared
 from onnx_backprop.converters.prepare.inference.driver import infer_corrected
+from onnx_backprop.converters.prepare.inference.empty_axes import without_empty_axes
 from onnx_backprop.converters.prepare.inference.equal_lengths import name_equal_lengths
 from onnx_backprop.converters.prepare.inference.inner_constants import copy_constants
 from onnx_backprop.converters.prepare.inference.loop_lengths import loop_states
@@ -84,6 +85,7 @@ def prepare(model: ModelProto | ir.Model | str | Path, edit: Edit | None = None)
     lift_weights(proto)
     take_branches(proto)
     copy_constants(proto)
+    without_empty_axes(proto)
     proto = upgrade(proto)
     if edit is not None:
         edit(proto, weights.tensors, declared)

@@ -43,7 +43,7 @@ class Offsets(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(Record):
-    """The numbers of a plan. own, shared: of a thread's scratch and of that of all."""
+    """The numbers of a plan. thread, shared: of a thread's scratch and of that of all."""
 
     kind: int
     rows: int

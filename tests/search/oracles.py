@@ -177,6 +177,9 @@ def samples(s: Subject) -> str | None:
         whole not in others for whole, *others in shapes.values()
     ):
         raise SkippedError("rows elsewhere")
+    stated = {v.name: v.type.tensor_type.shape for v in w.model.graph.output if v.type.tensor_type.HasField("shape")}
+    if any(y in stated and len(stated[y].dim) != one[y].ndim for one in each for y in told.seeds):
+        raise SkippedError("one row of another rank than the file states")
     ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in derived.graph.input}
     join = {y: np.stack if ranks[told.seeds[y]] > each[0][y].ndim else np.concatenate for y in told.seeds}
     seeds = [

@@ -179,8 +179,7 @@ def test_newer_models_keep_their_opset() -> None:
         assert default_opset(graph) == opset
 
 
-def test_a_model_of_another_domain_alone() -> None:
-    """onnxruntime's own operators need no opset of the default domain; what is added to such a file brings its own."""
+def test_the_opset_of_a_model_of_another_domain_alone() -> None:
     graph = helper.make_graph(
         [helper.make_node("FusedMatMul", ["x", "w"], ["y"], domain="com.microsoft")],
         "contrib",
@@ -191,8 +190,3 @@ def test_a_model_of_another_domain_alone() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("com.microsoft", 1)], ir_version=10)
     with pytest.raises(ob.InvalidModelError, match="the model imports no opset of the default domain"):
         default_opset(model)
-    training = ob.training_graph(model, loss="mse")
-    feeds = {"x": np.ones((2, 3), np.float32), "target": np.zeros((2, 2), np.float32)}
-    loss, gradient = ob.session(training.model).run([training.loss, "w_grad"], feeds)
-    np.testing.assert_allclose(np.asarray(loss), 9)
-    np.testing.assert_allclose(np.asarray(gradient), np.full((3, 2), 3.0))

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import onnx_backprop as ob
 from tests.support.gradient_checks import LINEAR, VARIANTS, Case, case, check_cases
+from tests.support.rule_checks import model_of
 
 SHAPE = (2, 3, 4)
 
@@ -69,3 +71,26 @@ CASES = [
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradient(variant: str) -> None:
     check_cases(CASES, variant)
+
+
+AXES = {
+    "initializer": (21, "<int64[0] e = {}> { s = Squeeze(x, e) y = MatMul(s, w) }"),
+    "Constant": (21, "{ e = Constant <value = int64[0] {}> () s = Squeeze(x, e) y = MatMul(s, w) }"),
+    "attribute": (11, "{ s = Squeeze <axes: ints = []> (x) y = MatMul(s, w) }"),
+    "function": (21, "{ y = f.squeezed(x, w) } <domain: \"f\", opset_import: [\"\": 21]> squeezed (x, w) => (y) "
+                     "{ e = Constant <value = int64[0] {}> () s = Squeeze(x, e) y = MatMul(s, w) }"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("opset", "body"), AXES.values(), ids=AXES)
+def test_an_empty_list_of_axes_squeezes_all(opset: int, body: str) -> None:
+    """To onnxruntime; onnx's inference takes it for none, so that y would have the rank 2."""
+    model = model_of(f"g (float[1,3] x, float[3,2] w) => (float[2] y) {body}", opset=opset)
+    if model.functions:
+        model.opset_import.add(domain="f", version=1)
+    graph = ob.backward(model, wrt=["x", "w"])
+    feeds = {"x": np.array([[0, 1, 2]], np.float32), "w": np.arange(1, 7, dtype=np.float32).reshape(3, 2)}
+    y, dx, dw = ob.session(graph).run(None, feeds | {"y_grad": np.array([1, 10], np.float32)})
+    np.testing.assert_array_equal(np.asarray(y), [13, 16])
+    np.testing.assert_array_equal(np.asarray(dx), [[21, 43, 65]])
+    np.testing.assert_array_equal(np.asarray(dw), np.outer([0, 1, 2], [1, 10]))
