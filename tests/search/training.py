@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -91,9 +92,12 @@ def training(s: Subject) -> str | None:
 
 def with_values(model: ModelProto, values: Named) -> ModelProto:
     result = copy(model)
-    tensors = {t.name: t for graph in all_graphs(result.graph) for t in graph.initializer}
-    tensors |= {n.output[0]: n.attribute[0].t for n in all_nodes(result.graph) if n.op_type == "Constant"}
+    held = [(t.name, t) for graph in all_graphs(result.graph) for t in graph.initializer]
+    held += [(n.output[0], n.attribute[0].t) for n in all_nodes(result.graph) if n.op_type == "Constant"]
+    tensors, count = dict(held), Counter(name for name, _ in held)
     for name, value in values.items():
+        if count[name] > 1:
+            raise SkippedError("branches that use one name")
         if name not in tensors:
             raise SkippedError("a function was inlined under other names")
         tensors[name].CopyFrom(numpy_helper.from_array(value, name))
