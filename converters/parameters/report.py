@@ -134,9 +134,9 @@ def detached(graph: ir.Graph) -> str:
     if not names:
         return ""
     return (
-        f"the exporter has left out a detach() in front of {_listed(map(repr, names))}, and the file does not say of "
-        "which input: gradients pass there that the module stops. stop=[…] stops them at a value; ob.torch.export "
-        "keeps detach()"
+        f"the exporter has left out a detach() in front of {_listed(map(repr, names))}, or has merged that with the "
+        "same operation of a detached value, and the file does not say of which input: gradients pass there that the "
+        "module may stop. stop=[…] stops them at a value; ob.torch.export keeps detach()"
     )
 
 
@@ -145,13 +145,14 @@ def ungraded(graph: ir.Graph, trained: Collection[ir.Value]) -> Iterator[str]:
     if stopped := [str(name) for name in restored(graph, NO_GRAD)]:
         yield (
             f"no gradient passes {_listed(map(repr, stopped))}: the metadata of the file say that the module computes "
-            "that under torch.no_grad(). A block of torch.enable_grad() looks alike in what is exported under "
-            "no_grad(): export the module outside"
+            "that under torch.no_grad(). What follows a torch.autograd.Function that switches gradients off and on, "
+            "and torch.enable_grad() in what is exported under no_grad(), look alike: ob.torch.export tells them apart"
         )
     if merged := [f"{name!r} to {reader!r}" for name, reader in restored(graph, MERGED)]:
         yield (
             f"gradients pass {_listed(merged)}, which by the file's metadata read the same operations outside of "
-            "torch.no_grad(): the exporter has merged both. ob.torch.export keeps them apart"
+            "torch.no_grad(): the exporter has merged both, or removed one that changes nothing. ob.torch.export keeps "
+            "them apart"
         )
     unsaid = restored(graph, BLOCKS)
     passing = (node for node in graph if not is_stop(node)) if unsaid else ()

@@ -39,6 +39,8 @@ from onnx_backprop.torch.rewriting import (
 )
 from onnx_backprop.torch.translations import translations
 
+# subclasses of torch.autograd.Function whose gradient is that of their forward pass, or which are warned of as hooks
+_OF_TORCH = frozenset({"BackwardHookFunction", "CheckpointFunction"})
 # largest difference of an output, relative to its largest number, for each type
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
@@ -329,28 +331,36 @@ def _compare(model: ir.Model, proto: ModelProto, program: Any, expected: Sequenc
 
 @contextmanager
 def _functions() -> Iterator[list[str]]:
-    """The names of the subclasses of torch.autograd.Function that are called meanwhile."""
+    """The names of the subclasses of torch.autograd.Function that are called meanwhile.
+
+    Inside of one gradients are off, and are on again behind it. torch.export, which sees the blocks of no_grad and
+    enable_grad alone, would end one there with gradients off and leave everything behind without: it sees none there.
+    """
     called: list[str] = []
-    base, apply = torch.autograd.Function, torch.autograd.Function.__dict__.get("apply")
+    base = torch.autograd.function._SingleLevelFunction  # what `swish = Swish.apply` calls too, which was taken before
+    switch = torch._C._set_grad_enabled
+
+    def unseen(mode: bool) -> None:
+        with torch._C.DisableTorchFunction():
+            switch(mode)
 
     def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.__name__ != "BackwardHookFunction":  # of hooks, which are warned of
+        if cls.__name__ not in _OF_TORCH:
             called.append(cls.__name__)
-        return apply.__func__(cls, *args, **kwargs)
+        outside, torch._C._set_grad_enabled = torch._C._set_grad_enabled, unseen
+        try:
+            return super(base, cls).apply(*args, **kwargs)
+        finally:
+            torch._C._set_grad_enabled = outside
 
     base.apply = classmethod(recorded)
     try:
         yield called
     finally:
-        base.apply = apply
+        del base.apply
 
 
 def _warn_of_functions(called: Sequence[str]) -> None:
-    if "CheckpointFunction" in called:
-        raise UnsupportedError(
-            "export: torch.utils.checkpoint with use_reentrant=True: expected a forward pass without. Turn gradient "
-            "checkpointing off; `training_graph(memory=…)` recomputes"
-        )
     if called:
         names = ", ".join(dict.fromkeys(called))
         warnings.warn(

@@ -284,6 +284,38 @@ def test_functions_with_a_backward_pass_of_their_own_are_named() -> None:
         ob.torch.export(hooked, (torch.randn(4, 3),))
 
 
+class Squared(torch.autograd.Function):
+    @staticmethod
+    @torch.no_grad()
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        return 2 * ctx.saved_tensors[0] * dy
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [Squared.apply, lambda x: torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=True)],
+    ids=["no_grad in a function", "reentrant checkpoint"],
+)
+@pytest.mark.filterwarnings("ignore:export. the module calls Squared")
+def test_gradients_pass_what_switches_them_off_and_on(operation: Any) -> None:
+    """torch.export takes all that follows, up to the next block, for one of no_grad."""
+
+    def forward(m: Any, x: Any) -> Any:
+        h = m.second(operation(m.first(x)))
+        with torch.no_grad():
+            positions = torch.cos(torch.arange(2.0))
+        return m.third(h * positions)
+
+    net = Net(forward, first=nn.Linear(3, 4), second=nn.Linear(4, 2), third=nn.Linear(2, 2))
+    x = torch.randn(5, 3)
+    compare(net, (x,), "sgd", ob.torch.export(net, (x,)), torch.randn(5, 2), loss="mse")
+
+
 def in_place(m: Any, x: Any) -> Any:
     y = m.body(x)
     with torch.no_grad():

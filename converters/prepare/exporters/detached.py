@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from onnx import ModelProto, NodeProto, helper
 
-from onnx_backprop.converters.prepare.exporters.origins import FX, arguments_of, merged_arguments
+from onnx_backprop.converters.prepare.exporters.origins import FX, arguments_of, called_with, merged_arguments
 from onnx_backprop.opset.graphs.edit import assign, without_imports
 from onnx_backprop.opset.graphs.lazy import ir
 from onnx_backprop.opset.graphs.names import unique, used_names
@@ -57,7 +57,8 @@ def restore_detached(proto: ModelProto) -> list[str]:
 
     torch takes detach away, and the operation that read it still says so: `%mul : … (args = (%a, %detach_1), …)` of a
     node that reads a and the detached value. An operation may have become several nodes, and a node may stand for two
-    operations that differ by a detach alone: it is read under the name of the other too.
+    operations that differ by a detach alone: it is read under the name of the other too. If torch has named the node
+    after the one without, this is a guess, and only in a file of a module that detaches something.
     """
     nodes = list(proto.graph.node)
     texts = [next((e.value for e in node.metadata_props if e.key == FX), "") for node in nodes]
@@ -65,7 +66,7 @@ def restore_detached(proto: ModelProto) -> list[str]:
     constants |= {name for node in nodes if node.op_type == "Constant" for name in node.output}
     names = used_names(proto.graph)
     present = {name for node in nodes for name in node.output}
-    unsaid: list[str] = []
+    unsaid = _merged(nodes, present) if any("%detach" in text for text in texts) else []
     for text in dict.fromkeys(text for text in texts if "%detach" in text):
         group = [node for node, other in zip(nodes, texts, strict=True) if other == text]
         places = _stopped(group, constants)
@@ -83,6 +84,14 @@ def restore_detached(proto: ModelProto) -> list[str]:
             node.input[index] = stop.output[0]
             proto.graph.node.insert(next(n for n, one in enumerate(proto.graph.node) if one is node), stop)
     return unsaid
+
+
+def _merged(nodes: Sequence[NodeProto], present: Collection[str]) -> list[str]:
+    """The nodes of operations that detach nothing and are read under the name of another such operation."""
+    read = {name: node for node in nodes for name in node.output}
+    pairs = [(read[name], node, name) for node in nodes for name in node.input if name in read and called_with(node)]
+    pairs = [pair for pair in pairs if "%detach" not in called_with(pair[0]) and merged_arguments(*pair[1:], present)]
+    return list(dict.fromkeys(called(node) for node, *_ in pairs))
 
 
 def _reads_another(node: NodeProto, name: str, present: Collection[str]) -> bool:

@@ -7,18 +7,21 @@ in that graph's code, which nobody wrote:
         linear = torch.ops.aten.linear.default(x, p_fc_weight, p_fc_bias)
 
 A block of torch.autocast is such a graph too. It calls the parameters that it reads `arg0_1`, one of torch.no_grad has
-their names. So a block that names a parameter stops gradients; of another one the file does not say which it is.
+their names. So a block that names a parameter stops gradients; of another one the file does not say which it is. It
+says nothing for sure if a block computes all outputs, of which PyTorch itself would train nothing: that is what follows
+a torch.autograd.Function that switches gradients off and on again, as reentrant checkpointing does, which torch.export
+takes for a block.
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from onnx_backprop.converters.prepare.exporters.origins import arguments_of, merged_arguments
 from onnx_backprop.converters.prepare.exporters.torch_metadata import FROZEN, PARAMETER, STOP, TIES, signature
 from onnx_backprop.opset.graphs.names import unique, used_names
-from onnx_backprop.opset.graphs.walk import called, reads
+from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, called, reads
 
 _TRACE = "pkg.torch.onnx.stack_trace"  # a node's metadata: the lines that it comes from, the innermost one last
 _BLOCK = re.compile(r'(?:.*\n)*\s*File "<eval_with_key>\.(\d+)", line \d+, in forward\n\s+\w+ = torch\.ops\.(.*)')
@@ -34,38 +37,43 @@ def restore_no_grad(proto: ModelProto) -> tuple[list[str], list[str], list[tuple
     does not say what it is, where gradients pass; and those of the first with a reader that gradients pass to, since
     the exporter has merged the block with the same operations outside, as of a network that is its own target.
     """
-    graph = proto.graph
-    if any(entry.key == TIES for entry in graph.metadata_props):  # ob.torch.export's, which has the stops
+    if any(entry.key == TIES for entry in proto.graph.metadata_props):  # ob.torch.export's, which has the stops
         return [], [], []
     parameters = {entry.input for entry in signature(proto) if entry.kind in (PARAMETER, FROZEN)}
+    outputs = {value.name for value in proto.graph.output}
+    names = used_names(proto.graph)
+    present = {name for node in all_nodes(proto.graph) for name in node.output}
     stopped: list[str] = []
     unsaid: list[str] = []
     merged: list[tuple[str, str]] = []
-    for block, names in list(_blocks(graph)):
+    blocks = list(_blocks(proto))
+    doubtful = any(outputs.issubset(block) for _, block, _ in blocks)
+    for graph, block, code in blocks:
         leaving = _leaving(graph, block)
-        if parameters.isdisjoint(names):
+        if doubtful or parameters.isdisjoint(code):
             unsaid += leaving
         else:
-            merged += _stop(proto, block, leaving)
+            merged += _stop(graph, block, {name: unique(f"{name}/no_grad", names) for name in leaving}, present)
             stopped += leaving
     return stopped, unsaid, merged
 
 
-def _blocks(graph: GraphProto) -> Iterator[tuple[Block, set[str]]]:
-    """The blocks of a graph, each with all names in its code; none if nothing is outside of one."""
-    blocks: dict[str, Block] = {}
-    names: dict[str, set[str]] = {}
+def _blocks(proto: ModelProto) -> Iterator[tuple[GraphProto, Block, set[str]]]:
+    """The blocks of a model, each with its graph and all names in its code; none if nothing is outside of one."""
+    blocks: dict[str, tuple[GraphProto, Block, set[str]]] = {}
     outside = False
-    for node in graph.node:
-        trace = next((entry.value for entry in node.metadata_props if entry.key == _TRACE), "")
-        match = _BLOCK.fullmatch(trace.rstrip())
-        if match is None or trace.count("File ") != trace.count('File "<eval_with_key>'):
-            outside = outside or bool(trace)
-            continue
-        blocks.setdefault(match[1], {}).update(dict.fromkeys(node.output, node))
-        names.setdefault(match[1], set()).update(_NAME.findall(match[2]))
+    for graph in all_graphs(proto.graph):
+        for node in graph.node:
+            trace = next((entry.value for entry in node.metadata_props if entry.key == _TRACE), "")
+            match = _BLOCK.fullmatch(trace.rstrip())
+            if match is None or trace.count("File ") != trace.count('File "<eval_with_key>'):
+                outside = outside or bool(trace)
+                continue
+            _, block, names = blocks.setdefault(match[1], (graph, {}, set()))
+            block.update(dict.fromkeys(node.output, node))
+            names.update(_NAME.findall(match[2]))
     if outside:
-        yield from ((block, names[key]) for key, block in blocks.items())
+        yield from blocks.values()
 
 
 def _leaving(graph: GraphProto, block: Block) -> list[str]:
@@ -76,14 +84,13 @@ def _leaving(graph: GraphProto, block: Block) -> list[str]:
     return [name for name in block if name in read and (types.get(name) or TensorProto.FLOAT) in _FLOATS]
 
 
-def _stop(proto: ModelProto, block: Block, leaving: Collection[str]) -> list[tuple[str, str]]:
+def _stop(
+    graph: GraphProto, block: Block, renamed: Mapping[str, str], present: Collection[str]
+) -> list[tuple[str, str]]:
     """Let each value pass a stop under its name; inside the block, and for readers of a merged one, it has another."""
-    names = used_names(proto.graph)
-    present = {name for node in proto.graph.node for name in node.output}
-    renamed = {name: unique(f"{name}/no_grad", names) for name in leaving}
     inside = {id(node): node for node in block.values()}
     merged: list[tuple[str, str]] = []
-    for node in proto.graph.node:
+    for node in graph.node:
         for index, name in enumerate(node.input):
             if name in renamed and (id(node) in inside or _reads_merged(node, index, present)):
                 node.input[index] = renamed[name]
@@ -93,8 +100,8 @@ def _stop(proto: ModelProto, block: Block, leaving: Collection[str]) -> list[tup
     for name, inner in renamed.items():
         stop = helper.make_node("Identity", [inner], [name], name=inner)
         stop.metadata_props.add(key=STOP, value="no_grad")
-        place = next(n for n, node in enumerate(proto.graph.node) if inner in node.output)
-        proto.graph.node.insert(place + 1, stop)
+        place = next(n for n, node in enumerate(graph.node) if inner in node.output)
+        graph.node.insert(place + 1, stop)
     return merged
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,19 @@ def test_a_node_that_stands_for_two_operations_is_told() -> None:
     file = with_operations(file, {"tanh": "%detach", "y": "%tanh, %tanh_1"})
     with pytest.warns(ob.OnnxBackpropWarning, match=r"left out a detach\(\) in front of 'tanh'"):
         assert ob.backward(file).graph.output[-1].name == "w_grad"
+
+
+@pytest.mark.parametrize("detaches", [True, False])
+def test_a_node_that_may_stand_for_an_operation_of_a_detached_value(detaches: bool) -> None:
+    """The exporter keeps the text of tanh(h), not of tanh(stop(h)), if that comes first."""
+    file = exported("h = MatMul(x, w) tanh = Tanh(h) u = Exp(h) s = Add(tanh, tanh) y = Add(s, u)", {"w": W}, "w")
+    file = with_operations(file, {"tanh": "%h", "s": "%tanh, %tanh_1", "u": "%detach" if detaches else "%h"})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ob.OnnxBackpropWarning)
+        ob.training_graph(file, loss="mse")
+    sentences = [str(w.message) for w in caught if "detach" in str(w.message)]
+    assert len(sentences) == detaches
+    assert not detaches or sentences[0].startswith("the exporter has left out a detach() in front of 'tanh', or has ")
 
 
 @pytest.mark.parametrize("arguments", ["%a, %detach", "%detach, %detach_1, %h", "[%a, %detach], 1"])

@@ -9,6 +9,7 @@ import pytest
 from onnx import ModelProto
 
 import onnx_backprop as ob
+from onnx_backprop.opset.graphs.walk import all_nodes
 from tests.support.torch_files import W, X, exported, with_operations
 
 V = np.linspace(1, -1, 16, dtype=np.float32).reshape(4, 4)
@@ -18,7 +19,7 @@ BODY = "h = MatMul(x, w) t = Tanh(h) y = MatMul(t, v)"
 def traced(body: str, code: dict[str, tuple[int, str]], *, outside: bool = True) -> ModelProto:
     """code: the block that each value comes from, by number, and what its line there reads."""
     file = exported(body, {"w": W, "v": V}, "w v")
-    for node in file.graph.node:
+    for node in all_nodes(file.graph):
         name = node.output[0]
         trace = f'File "net.py", line 7, in forward\n    return self.{name}(x)' if outside else ""
         if name in code:
@@ -79,6 +80,27 @@ def test_a_file_whose_nodes_are_all_of_such_code_has_no_blocks() -> None:
     """What was exported is a program of torch.export, whose code is generated."""
     code = {"h": (36, "x, p_w"), "t": (36, "h"), "y": (36, "t, p_v")}
     assert parameters_and_warnings(traced(BODY, code)) == (["w", "v"], [])
+
+
+def test_of_blocks_before_one_that_computes_the_output_the_file_says_nothing() -> None:
+    """PyTorch would train nothing: it is what follows a torch.autograd.Function that switches gradients off and on."""
+    code = {"t": (4, "h, p_w"), "y": (5, "t, p_v")}
+    trained, sentences = parameters_and_warnings(traced(BODY, code))
+    assert trained == ["w", "v"]
+    assert len(sentences) == 1
+    assert sentences[0].startswith("the module computes 't', 'y' under torch.no_grad() or torch.autocast(), ")
+
+
+def test_blocks_in_branches_stop_gradients() -> None:
+    branches = ", ".join(
+        f"{branch}_branch = {branch} () => (float[2,4] {branch}_y) {{ {branch}_h = MatMul(x, w) {branch}_y = {op}({branch}_h) }}"
+        for branch, op in (("then", "Tanh"), ("else", "Exp"))
+    )
+    body = f"s = ReduceSum <keepdims = 0> (x) b = Cast <to = 9> (s) i = If (b) <{branches}> y = MatMul(i, v)"
+    code = {"then_h": (3, "x, p_w"), "else_h": (4, "x, p_w"), "else_y": (4, "h")}
+    trained, sentences = parameters_and_warnings(traced(body, code))
+    assert trained == ["v"]
+    assert sentences[0].startswith("no gradient passes 'then_h', 'else_y': ")
 
 
 def test_code_of_torch_fx_is_no_block() -> None:
