@@ -18,10 +18,22 @@ from onnx_backprop.opset.graphs.walk import reads
 Feeds = dict[str, np.ndarray]
 LARGEST, MOST = 50.0, 200  # of the numbers and of the elements of a value
 IR_VERSION, DEPTH = 10, 2
-QUIET, PLAIN = onnxruntime.SessionOptions(), onnxruntime.SessionOptions()
-QUIET.log_severity_level = PLAIN.log_severity_level = 4
-for _options in (QUIET, PLAIN):  # or products with dequantised weights are rounded
-    _options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+
+
+def exact() -> onnxruntime.SessionOptions:
+    """Options without output, and without what changes results.
+
+    That are products with dequantised weights, which are rounded, and an optimizer that takes away an Expand of a length
+    of 1 to a fixed one of 0.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    options.add_session_config_entry("optimization.disable_specified_optimizers", "ExpandElimination")
+    return options
+
+
+QUIET, PLAIN = exact(), exact()
 PLAIN.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
 onnxruntime.set_default_logger_severity(3)  # RoiAlign warns of every node
 QUIET.intra_op_num_threads = PLAIN.intra_op_num_threads = 1

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import onnxruntime
 from onnx import ModelProto, helper, numpy_helper
 
 import onnx_backprop as ob
 from onnx_backprop.opset.graphs.walk import all_nodes, attributes_of
 from tests.search.dress import copy, floats_of, in_float64
-from tests.search.generate import Feeds, stock
+from tests.search.generate import Feeds, exact, stock
 
 Named = dict[str, np.ndarray]
 
@@ -27,13 +26,7 @@ def opened(model: ModelProto, kernels: str | None = None) -> Callable[[Feeds], N
 
     Without onnxruntime's optimizations where these fail, as of an If of a constant condition that they take apart.
     """
-    if kernels is None:
-        session = stock(model)
-    else:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # as without these options
-        session = ob.session(model, kernels=kernels, session_options=options)
+    session = stock(model) if kernels is None else ob.session(model, kernels=kernels, session_options=exact())
     accepted = {v.name for v in (*session.get_inputs(), *session.get_overridable_initializers())}
     names = [v.name for v in session.get_outputs()]
 
