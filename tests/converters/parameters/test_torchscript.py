@@ -13,6 +13,16 @@ from onnx_backprop.opset.graphs.edit import assign
 from tests.support.torch_files import W, exported, scripted
 
 
+def check_first_loss(file: ModelProto) -> None:
+    """The first loss of a training is that of the file."""
+    x, target = np.float32([[0.1, 0.2, 0.3]]), np.zeros((1, 4), np.float32)
+    y = np.asarray(ob.session(file).run(None, {"x": x})[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = ob.Trainer(ob.training_graph(file, loss="mse", optimizer="sgd"), learning_rate=0.1)
+    np.testing.assert_allclose(trainer.step(x=x, target=target), np.square(y).mean(), rtol=1e-4)
+
+
 def told_of(file: ModelProto) -> tuple[ob.TrainingGraph, str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -401,21 +411,11 @@ def test_the_matrix_that_spectral_norm_makes_of_a_kernel_is_tied_to_it(
     assert kernel in graph.parameters
     assert ("onnx::MatMul_9" in graph.parameters) is not tied
     assert (f"'{kernel}' and 'onnx::MatMul_9'. It is trained as one" in said) is tied
-    x, target = np.float32([[0.1, 0.2, 0.3]]), np.zeros((1, 4), np.float32)
-    y = np.asarray(ob.session(file).run(None, {"x": x})[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = ob.Trainer(ob.training_graph(file, loss="mse", optimizer="sgd"), learning_rate=0.1)
-    np.testing.assert_allclose(trainer.step(x=x, target=target), np.square(y).mean(), rtol=1e-4)
+    check_first_loss(file)
 
 
 def test_a_matrix_under_spectral_norm_of_its_columns_has_the_loss_of_the_file() -> None:
     body = "m = MatMul(t, w_v) s = MatMul(w_u, m) d = Div(w_orig, s) y = MatMul(x, d)"
     file = scripted(body, {"t": W.T.copy(), "w_orig": W, "w_u": V, "w_v": U})
     file.graph.initializer[0].name = file.graph.node[0].input[0] = "onnx::MatMul_7"
-    x, target = np.float32([[0.1, 0.2, 0.3]]), np.zeros((1, 4), np.float32)
-    y = np.asarray(ob.session(file).run(None, {"x": x})[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer = ob.Trainer(ob.training_graph(file, loss="mse", optimizer="sgd"), learning_rate=0.1)
-    np.testing.assert_allclose(trainer.step(x=x, target=target), np.square(y).mean(), rtol=1e-4)
+    check_first_loss(file)
