@@ -68,6 +68,8 @@ def _weights(
     counted = op.Unsqueeze(op.Less(steps, samples), [1])
     inside = op.And(op.GreaterOrEqual(points, -1), op.LessOrEqual(points, length))
     clipped = op.Min(op.Max(points, 0), op.Sub(length, 1))
-    distance = op.Abs(op.Sub(op.Unsqueeze(clipped, [3]), count_up(op, length)))  # (R, bins, G, n)
+    # a Range of a length as a float onnxruntime (1.32) takes for one of integers, if it knows the length
+    pixels = op.Cast(count_up(op, n), to=dtype)
+    distance = op.Abs(op.Sub(op.Unsqueeze(clipped, [3]), pixels))  # (R, bins, G, n)
     weight = op.Where(op.Unsqueeze(op.And(counted, inside), [3]), op.Relu(op.Sub(1, distance)), 0)
     return op.Div(op.ReduceSum(weight, [2], keepdims=0), op.Unsqueeze(op.Max(samples, 1), [2]))

@@ -9,6 +9,7 @@ import pytest
 
 import onnx_backprop as ob
 from tests.support.gradient_checks import LINEAR, Case, build, case, check_cases
+from tests.support.rule_checks import model_of
 
 ROIS = np.array(
     [[1, 1, 5, 4], [0, 0, 7, 6], [2.3, 1.2, 3.1, 5.7], [-2, -1, 9, 3], [4, 4, 3, 2], [6.5, 5.5, 9, 12], [1, 1, 1, 1]],
@@ -56,3 +57,26 @@ def test_regions_get_no_gradient() -> None:
     model, _, _ = build(aligned(""), opset=LAST_OPSET, variant="fed")
     with pytest.raises(ob.InvalidArgumentError, match="'rois' does not influence .*no gradient flows to that input"):
         ob.backward(model, wrt=["rois"])
+
+
+def test_lengths_that_onnxruntime_alone_knows() -> None:
+    """Of a length as a float, that of Range too, it has the number as an integer, and refused the file."""
+    model = model_of(
+        """g (float[3,1] v, float[2,4] rois, int64[2] images) => (float[N,3,2,2] y) <float[2,2] w = {1,2,3,4}> {
+        s, z = Scan <num_scan_inputs = 1, body = body (float[3,1] a, float[1] b) => (float[3,1] c, float[h,i,j] d) {
+            k = Constant <value = int64[3] {0,-1,1}> ()
+            r = Reshape(v, k)
+            e = Constant <value = float[3] {1,1,2}> ()
+            d = Resize <mode = "nearest"> (r, , e)
+            c = Identity(a)
+        }> (v, v)
+        u = MatMul(z, w)
+        y = RoiAlign <output_height = 2, output_width = 2> (u, rois, images)
+        }""",
+        opset=16,
+    )
+    v, rois = np.ones((3, 1), np.float32), np.array([[0, 0, 1, 0], [0, 0, 2, 1]], np.float32)
+    feeds = {"v": v, "rois": rois, "images": np.array([0, 1]), "y_grad": np.ones((2, 3, 2, 2), np.float32)}
+    y, dw = map(np.asarray, ob.session(ob.backward(model, wrt=["w"])).run(["y", "w_grad"], feeds))
+    assert y.any()
+    np.testing.assert_allclose((dw * [[1, 2], [3, 4]]).sum(), y.sum(), rtol=1e-5)  # y is linear in w
