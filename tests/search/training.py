@@ -59,8 +59,12 @@ def training(s: Subject) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         trainer.export(Path(folder) / "model.onnx")
         exported = onnx.load(Path(folder) / "model.onnx")
+        stepped = with_values(without_functions(model), after)
+        try:
+            (expected,) = run_stock(stepped, s.feeds)
+        except Exception:  # noqa: BLE001 - of many classes
+            raise SkippedError("weights that the model does not take, as of lengths that depend on them") from None
         (again,) = run_stock(exported, s.feeds)
-        (expected,) = run_stock(with_values(without_functions(model), after), s.feeds)
         if not renewed_statistics(model) and not np.allclose(
             again, expected, rtol=max(tolerance, 1e-5), atol=tolerance, equal_nan=True
         ):
