@@ -40,7 +40,7 @@ from onnx_backprop.torch.rewriting import (
 from onnx_backprop.torch.translations import translations
 
 # subclasses of torch.autograd.Function whose gradient is that of their forward pass, or which are warned of as hooks
-_OF_TORCH = frozenset({"BackwardHookFunction", "CheckpointFunction"})
+_OF_TORCH = frozenset({"torch.nn.modules._functions.BackwardHookFunction", "torch.utils.checkpoint.CheckpointFunction"})
 # largest difference of an output, relative to its largest number, for each type
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
@@ -345,7 +345,7 @@ def _functions() -> Iterator[list[str]]:
             switch(mode)
 
     def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.__name__ not in _OF_TORCH:
+        if f"{cls.__module__}.{cls.__name__}" not in _OF_TORCH:
             called.append(cls.__name__)
         outside, torch._C._set_grad_enabled = torch._C._set_grad_enabled, unseen
         try:

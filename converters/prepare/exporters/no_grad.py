@@ -7,10 +7,10 @@ in that graph's code, which nobody wrote:
         linear = torch.ops.aten.linear.default(x, p_fc_weight, p_fc_bias)
 
 A block of torch.autocast is such a graph too. It calls the parameters that it reads `arg0_1`, one of torch.no_grad has
-their names. So a block that names a parameter stops gradients; of another one the file does not say which it is. It
-says nothing for sure if a block computes all outputs, of which PyTorch itself would train nothing: that is what follows
-a torch.autograd.Function that switches gradients off and on again, as reentrant checkpointing does, which torch.export
-takes for a block.
+their names. So a block that names a parameter stops gradients; of another one the file does not say which it is. Nor
+does it of any block, if one that names a parameter computes all outputs, of which PyTorch itself would train nothing:
+that is what follows a torch.autograd.Function that switches gradients off and on again, as reentrant checkpointing
+does, which torch.export takes for a block.
 """
 
 import re
@@ -47,7 +47,7 @@ def restore_no_grad(proto: ModelProto) -> tuple[list[str], list[str], list[tuple
     unsaid: list[str] = []
     merged: list[tuple[str, str]] = []
     blocks = list(_blocks(proto))
-    doubtful = any(outputs.issubset(block) for _, block, _ in blocks)
+    doubtful = any(outputs.issubset(block) and not parameters.isdisjoint(code) for _, block, code in blocks)
     for graph, block, code in blocks:
         leaving = _leaving(graph, block)
         if doubtful or parameters.isdisjoint(code):

@@ -91,6 +91,12 @@ def test_of_blocks_before_one_that_computes_the_output_the_file_says_nothing() -
     assert sentences[0].startswith("the module computes 't', 'y' under torch.no_grad() or torch.autocast(), ")
 
 
+def test_a_block_of_autocast_that_computes_the_output_leaves_those_of_no_grad_alone() -> None:
+    trained, sentences = parameters_and_warnings(traced(BODY, {"h": (4, "x, p_w"), "y": (5, "t, arg0_1")}))
+    assert trained == ["v"]
+    assert [sentence.partition(": ")[0] for sentence in sentences][:1] == ["no gradient passes 'h'"]
+
+
 def test_blocks_in_branches_stop_gradients() -> None:
     branches = ", ".join(
         f"{branch}_branch = {branch} () => (float[2,4] {branch}_y) {{ {branch}_h = MatMul(x, w) {branch}_y = {op}({branch}_h) }}"
