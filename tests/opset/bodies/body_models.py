@@ -49,7 +49,7 @@ def model_of(op: str, attributes: Mapping[str, Any], arrays: Arrays, knowledge: 
         if array is None:
             given.append(None)
         elif array.dtype != f32 or (op == "ResizeGrad" and n > 1):
-            given.append(array if constants else list(array.shape) if knowledge == "static" else [None])
+            given.append(array if constants else list(array.shape) if knowledge == "static" else [None] * array.ndim)
         else:
             dims: dict[str, list[Any]] = {
                 "static": list(array.shape),
