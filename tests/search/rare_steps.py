@@ -189,7 +189,8 @@ def layered(g: Graph) -> None:
     elif form == 5:
         w = [g.weight((c,), tied=0), g.weight((c,), tied=0), g.weight((c,), tied=0), g.weight((c,), 0.5, 2, tied=0)]
         g.emit("BatchNormalization", [x, *w], 3, training_mode=1, epsilon=0.1)
-        g.unread.update(w[2:])  # onnxruntime overwrites them, for other readers too
+        g.unread.update(w[2:])  # onnxruntime overwrites them, for other readers and for later iterations too
+        g.unread.update(g.nodes[-1].output[1:] if g.outer else ())
     else:
         spread = g.value(lambda v: v.ndim == 4 and v.size > 0 and v.std(axis=(0, 2, 3)).min() > 0.2)
         g.emit("MeanVarianceNormalization", [spread])
