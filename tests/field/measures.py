@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -19,19 +21,20 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-2)) if a.size else 0.0
 
 
-def beside(at: Feeds) -> Feeds:
+def beside(at: Feeds, seed: int) -> Feeds:
     """Values that float16 rounds to the same, or to the next ones: onnxruntime rounds some of them, and not others."""
-    rng = np.random.default_rng(6)
+    rng = np.random.default_rng(seed)
     return {k: v * (1 + rng.choice([-1, 1], v.shape) * 2.0**-11) if v.ndim > 1 else v for k, v in at.items()}
 
 
-def worst(got: Feeds, expected: Feeds, near: Feeds | None) -> tuple[float, str]:
+def worst(got: Feeds, expected: Feeds, near: Sequence[Feeds] = ()) -> tuple[float, str]:
     """The largest ‖g - r‖ / ‖r‖, and whose. Below a fraction of the typical size of all gradients r is rounding.
 
     Of a file in float16 what is less than the distance of neighbouring numbers does not count, nor what is less than
-    twice the change of r where all values of the forward are half such a distance off: `near`.
+    twice the change of r where all values of the forward are half such a distance off. `near`: such r, several, because
+    by chance that of a single number may hardly change.
     """
-    half = near is not None
+    half = bool(near)
     rms = {name: float(np.sqrt(np.mean(np.square(r)))) if r.size else 0.0 for name, r in expected.items()}
     floor = (1e-2 if half else 1e-4) * max(rms.values(), default=0.0) + 1e-30
     errors = {}
@@ -41,7 +44,8 @@ def worst(got: Feeds, expected: Feeds, near: Feeds | None) -> tuple[float, str]:
             return float("inf"), name
         off = np.maximum(np.abs(g - r) - (QUANTUM if half else 0), 0)
         gap = float(np.sqrt(np.mean(np.square(off)))) if r.size else 0.0
-        unsure = 0.0 if near is None or not r.size else 2 * float(np.sqrt(np.mean(np.square(near[name] - r))))
+        changes = (float(np.sqrt(np.mean(np.square(other[name] - r)))) for other in near if r.size)
+        unsure = 2 * max(changes, default=0.0)
         errors[name] = max(gap - unsure, 0.0) / max(rms[name], floor)
     name = max(errors, key=lambda n: errors[n], default="")
     return errors.get(name, 0.0), name

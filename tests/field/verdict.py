@@ -28,6 +28,7 @@ from tests.field.module_parameters import comparable, same_parameters, trained
 from tests.field.sources import Feeds, Source, sources
 
 STEPS, SECONDS = 10, 0.4
+NEAR = 6  # other roundings of a file in float16, of which each gradient is asked
 RIGHT, REFUSED, WRONG, TRACEBACK, NAN, UNDECIDED = "right", "refused", "wrong", "traceback", "NaN", "undecided"
 
 
@@ -243,7 +244,7 @@ class Judge:
             self._differences(list(self.values))
             return
         self.result.oracle = "PyTorch float64"
-        points = (at, beside(at)) if self.half else (at,)
+        points = self._points(at)
         there, *near = (self.oracle.of_loss(self.source.loss, self.target, point) for point in points)
         self._compare(self.got, there, near, "the loss")
 
@@ -261,12 +262,16 @@ class Judge:
             inner[self.prediction] = found[names.index(self.prediction)]
         return found[: len(names)], {k: v for k, v in inner.items() if np.asarray(v).dtype.kind == "f"}
 
+    def _points(self, at: Feeds) -> list[Feeds]:
+        """Where gradients are asked for: there and, in float16, beside it."""
+        return [at, *(beside(at, seed) for seed in range(NEAR if self.half else 0))]
+
     def _compare(self, got: Feeds, expected: Feeds, near: list[Feeds], of: str) -> None:
         """With PyTorch's gradients at onnxruntime's values; in float16 as far as they agree with those beside them."""
         gap, at = self.oracle.twin.gap
         if gap > (5e-2 if self.half else 1e-3):
             raise JudgementError(WRONG, f"the training graph computes another {at!r}: {gap:.1e}")
-        error, name = worst(got, expected, near[0] if near else None)
+        error, name = worst(got, expected, near)
         self.result.error = max(error, np.nan_to_num(self.result.error))
         if error > (0.1 if self.half else 1e-3):
             raise JudgementError(WRONG, f"gradient of {of} by {name!r}: off by {error:.2g} of its norm")
@@ -305,7 +310,7 @@ class Judge:
                 self._differences(wanted)
             else:
                 dy = self.dy if seed in fed else np.ones_like(self.dy)
-                points = (at, beside(at)) if self.half else (at,)
+                points = self._points(at)
                 there, *near = (self.oracle.of_prediction(dy, wanted, point) for point in points)
                 self._compare(got, there, near, f"{self.prediction!r}")
 
