@@ -112,6 +112,11 @@ def _flat(value: np.ndarray) -> np.ndarray:
     return np.sort(np.asarray(value, np.float64).ravel())
 
 
+def _equal(value: np.ndarray, numbers: np.ndarray) -> bool:
+    """Whether a tensor has these sorted numbers."""
+    return value.size == numbers.size and np.array_equal(_flat(value), numbers)
+
+
 def _joined(arrays: Arrays, names: Sequence[str]) -> np.ndarray:
     return arrays[names[0]] if len(names) == 1 else np.sort(np.concatenate([arrays[name] for name in names]))
 
@@ -127,8 +132,12 @@ def _parts(size: int, of: Arrays, fits: Callable[[list[str]], bool]) -> list[str
 
 def _is_part(part: np.ndarray, whole: np.ndarray, slack: float) -> bool:
     """Whether every number of a sorted array is one of a longer one's, each as often at most."""
-    rest = iter(whole)
-    return part.size > 0 and all(any(abs(x - number) <= slack for x in rest) for number in part)
+    if not 0 < part.size <= whole.size:
+        return False
+    steps = np.arange(part.size)
+    # of each number the first that is near enough, behind that of the number before
+    places = steps + np.maximum.accumulate(np.searchsorted(whole, part - slack) - steps)
+    return bool(places[-1] < whole.size and (whole[places] <= part + slack).all())
 
 
 def unnamed(
@@ -150,9 +159,9 @@ def unnamed(
     for name in found.missing:
         numbers = _flat(expected[name])
         others = trained if found.extra and numbers.size and numbers[0] == numbers[-1] else ()
-        stored = [k for k, v in file.items() if k not in others and np.array_equal(_flat(v), numbers)]
+        stored = [k for k, v in file.items() if k not in others and _equal(v, numbers)]
         folded = not stored and named
-        alike = [k for k in expected if others and k not in file and np.array_equal(_flat(expected[k]), numbers)]
+        alike = [k for k in expected if others and k not in file and _equal(expected[k], numbers)]
         if not folded and not any(_names(text, k) for k in (name, name.rpartition(".")[0], *stored, *alike) if k):
             result.append(name)
     return result
