@@ -25,6 +25,7 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     REMOVED,
     SEPARATED,
     TIED,
+    UNREAD,
     called_with,
     module_of,
     origin_of,
@@ -61,6 +62,7 @@ def warn_of(
     sentences = [
         doubts(choice, frozen),
         missing(graph),
+        unread(graph),
         removed(graph),
         detached(graph),
         *ungraded(graph, trained),
@@ -109,6 +111,18 @@ def missing(graph: ir.Graph) -> str:
         f"the file has no tensor for these parameters of the module: {_listed(map(repr, names))}. The exporter has "
         "folded them into others, as BatchNormalization into a convolution, or nothing reads them. ob.torch.export "
         "keeps them, as does torch.onnx.export(…, optimize=False)"
+    )
+
+
+def unread(graph: ir.Graph) -> str:
+    """The buffers of the exported module that are not in the file, if the exporter may have merged them."""
+    names = [str(name) for name in restored(graph, UNREAD)]
+    if not names:
+        return ""
+    return (
+        f"the file has no tensor for these buffers of the module: {_listed(map(repr, names))}. Nothing reads them, or "
+        "the exporter has merged what reads them with what reads a parameter of the same numbers, which then gets the "
+        "gradient of both. ob.torch.export keeps them"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +25,7 @@ from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.opset.graphs.walk import is_standard
 from onnx_backprop.ort_ops import session
 from onnx_backprop.torch.lowering import Recorder, lower
+from onnx_backprop.torch.memory import Memory, require_known, warn_of_shared
 from onnx_backprop.torch.modules import COUNT, torch
 from onnx_backprop.torch.rewriting import (
     array,
@@ -117,21 +118,24 @@ def export(
     named = dict(kwargs or {})
     _require_momentum(module)
     with _kept(module), _with_loss(module, loss, len(targets)) as names:
+        memory = Memory(module)
         feeds = named | dict(zip(names, targets, strict=True))
         shapes = _shapes(module, dynamic_shapes, args, named, names, targets)
-        expected = _outputs(module, args, feeds) if check else None
-        program, functions, hooks = _captured(module, args, feeds, shapes)
+        expected = _outputs(module, args, feeds, memory) if check else None
+        program, functions, hooks = _captured(module, args, feeds, shapes, memory)
         parameters = list(module.named_parameters(remove_duplicate=False))
         buffers = list(module.named_buffers(remove_duplicate=False))
+    require_known(program.constants.values(), parameters)
     _warn_of_functions(functions)
     _warn_of_hooks(module, of_values=hooks)
     converted = _converted(program, input_names, output_names, opset_version)
-    _warn_of_state(program, converted.exported_program, buffers)
+    _warn_of_state(program, converted.exported_program, buffers, memory.written)
+    warn_of_shared([*parameters, *buffers])
     model = converted.model
     tie(model.graph, [*parameters, *buffers])
     mark(model.graph, parameters)
     drop_unread(model.graph, {name for name, _ in parameters})
-    name_apart(model.graph)
+    _warn_of_names(name_apart(model.graph), input_names)
     name_dimensions(model.graph, leaf_shapes((*args, *feeds.values()), in_order(module, shapes, args, feeds)))
     if loss is not None:
         name_loss(model.graph, output_names)
@@ -232,19 +236,19 @@ def _shapes(
     return result
 
 
-def _outputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+def _outputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], memory: Memory) -> list[Any]:
     """The tensors that a module answers, Dropout left out."""
-    with torch.no_grad(), Recorder(plain=True):
+    with torch.no_grad(), Recorder(memory, plain=True):
         return [x for x in torch.utils._pytree.tree_leaves(module(*args, **kwargs)) if isinstance(x, torch.Tensor)]
 
 
 def _captured(
-    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any
+    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, memory: Memory
 ) -> tuple[Any, list[str], bool]:
     """The ExportedProgram, lowered; the functions called that have a backward pass of their own; hooks on values."""
     with _functions() as functions:
         try:
-            with Recorder() as recorder, torch.fx.experimental._config.patch(backed_size_oblivious=True):
+            with Recorder(memory) as recorder, torch.fx.experimental._config.patch(backed_size_oblivious=True):
                 program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
         except Exception as e:
             raise _refused("torch.export.export", e) from e
@@ -280,6 +284,8 @@ def _refused(what: str, error: BaseException) -> UnsupportedError:
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
+    if isinstance(cause, UnsupportedError):
+        return cause
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return UnsupportedError(f"export: {what} refuses the module: {type(cause).__name__}: {' '.join(lines[:2])[:300]}")
 
@@ -373,7 +379,7 @@ def _warn_of_functions(called: Sequence[str]) -> None:
 
 def _warn_of_hooks(module: Any, *, of_values: bool) -> None:
     parts = [name or "the module" for name, part in module.named_modules() if _hooked(part)]
-    parts += [name for name, parameter in module.named_parameters() if parameter._backward_hooks]
+    parts += [name for name, p in module.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
     parts += ["values that forward computes (register_hook)"] * of_values
     if parts:
         warnings.warn(
@@ -383,14 +389,28 @@ def _warn_of_hooks(module: Any, *, of_values: bool) -> None:
         )
 
 
+def _warn_of_names(renamed: Mapping[str, str], names: Sequence[str] | None) -> None:
+    if renamed and names and not renamed.keys().isdisjoint(names):
+        taken = ", ".join(sorted(renamed.keys() & set(names)))
+        raise InvalidArgumentError(f"input_names: {taken}: expected names that no parameter and no buffer has")
+    if renamed:
+        pairs = ", ".join(f"{old!r} is the input {new!r}" for old, new in renamed.items())
+        warnings.warn(
+            f"export: {pairs}, as a parameter or a buffer has that name, too. input_names gives inputs other names",
+            OnnxBackpropWarning,
+            stacklevel=3,
+        )
+
+
 def _hooked(part: Any) -> bool:
     return bool(part._backward_hooks or part._backward_pre_hooks)
 
 
-def _warn_of_state(program: Any, converted: Any, buffers: Sequence[tuple[str, Any]]) -> None:
+def _warn_of_state(program: Any, converted: Any, buffers: Sequence[tuple[str, Any]], written: Collection[str]) -> None:
     """Say which buffers the module changes in a call, running statistics of BatchNorm aside.
 
-    converted: the program as the exporter has decomposed it, which forgets those of InstanceNorm.
+    converted: the program as the exporter has decomposed it, which forgets those of InstanceNorm. written: those that
+    functions have changed in place, of which torch.export does not know what `x.data` gave out.
     """
     named = {name for name, _ in buffers if name.rpartition(".")[2] != COUNT}
     changed = [name for name in converted.graph_signature.buffers_to_mutate.values() if name in named]
@@ -398,6 +418,7 @@ def _warn_of_state(program: Any, converted: Any, buffers: Sequence[tuple[str, An
     for call in program.graph.nodes:
         if call.op == "call_function" and call.target is torch.ops.aten.instance_norm.default and call.args[5]:
             changed += [stored[x.name] for x in call.args[3:5] if getattr(x, "name", "") in stored]
+    changed += [name for name in sorted(written) if name in named and name not in changed]
     if changed:
         warnings.warn(
             f"export: the module changes its buffers {', '.join(map(repr, changed))} in each call. In the file they "

@@ -13,6 +13,7 @@ from typing import Any
 
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.torch.formulas import bounded_cross_entropy, max_of_all, root_of_variance, smooth, stop_padding_rows
+from onnx_backprop.torch.memory import Memory
 from onnx_backprop.torch.modules import torch
 from onnx_backprop.torch.translations import translations
 
@@ -64,7 +65,8 @@ def _lower(node: Any, part: Any, buffers: set[str], where: str) -> None:
         names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
         _become(node, library.batch_norm.default, tuple(arguments[key] for key in names))
     elif name == "detach":
-        if _is_float(arguments["self"]):
+        literal = arguments["self"].target is torch.ops.aten.lift_fresh_copy.default  # of torch.tensor([1.0, 2.0])
+        if _is_float(arguments["self"]) and not literal:
             _become(node, library.stop.default, (arguments["self"],))
     elif name in ("item", "_local_scalar_dense"):
         if _is_float(arguments["self"]):
@@ -216,6 +218,22 @@ def _bag(*args: Any, **kwargs: Any) -> Any:
     return rows.max(1)[0] if mode == "max" else rows.mean(1) if mode == "mean" else rows.sum(1)
 
 
+def _cumulative_product(input: Any, dim: int, *, dtype: Any = None) -> Any:
+    """y_n = Π x_k over k ≤ n, a product of a square with ones behind its diagonal, so that zeros have gradients."""
+    x = (input if dtype is None else input.to(dtype)).movedim(dim, -1)
+    steps = torch.arange(x.size(-1))
+    return torch.where(steps <= steps[:, None], x.unsqueeze(-2), 1.0).prod(-1).movedim(-1, dim)
+
+
+def _distances(x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = None) -> Any:  # noqa: ARG001 - torch's way there
+    """‖x1ᵢ - x2ⱼ‖ₚ of each pair of rows."""
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), ord=p, dim=-1)
+
+
+# what torch's exporter has no form of, or one that onnxruntime does not run
+_WRITTEN_OUT = {"embedding_bag": _bag, "cumprod": _cumulative_product, "cdist": _distances}
+
+
 def _in_autocast() -> bool:
     """Whether a block of torch.autocast is open, an enabled one or not."""
     torch.autocast_increment_nesting()
@@ -227,18 +245,21 @@ class Recorder(torch.overrides.TorchFunctionMode):
 
     Inside of torch.autocast, where torch.export forgets torch.no_grad, every result under it is detached.
 
-    plain: run without Dropout, to compare a module in training mode with its file. hooks: whether one is put on the
-    gradient of a value.
+    memory: of the module, which parameters are read from and none may be written to. plain: run without Dropout, to
+    compare a module in training mode with its file. hooks: whether one is put on the gradient of a value.
     """
 
-    def __init__(self, *, plain: bool = False) -> None:
+    def __init__(self, memory: Memory, *, plain: bool = False) -> None:
         super().__init__()
-        self.plain, self.hooks, self._detaches = plain, False, False
+        self.memory, self.plain, self.hooks, self._detaches = memory, plain, False, False
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        args = torch.utils._pytree.tree_map_only(torch.Tensor, self.memory.present, args)
+        kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, self.memory.present, kwargs or {})
+        assert kwargs is not None
+        self.memory.require_kept(function, args)
         name = getattr(function, "__name__", "")
         if function == torch._C._set_grad_enabled:
             self._detaches = not args[0] and _in_autocast()
@@ -248,8 +269,8 @@ class Recorder(torch.overrides.TorchFunctionMode):
             return self._attention(True, *args, **kwargs)
         if name == "multi_head_attention_forward":
             return self._multi_head(*args, **kwargs)
-        if name == "embedding_bag":
-            return _bag(*args, **kwargs)
+        if name in _WRITTEN_OUT and not self.plain:
+            return _WRITTEN_OUT[name](*args, **kwargs)
         if name == "embedding" and any(limit is not None for limit in (*args[3:4], kwargs.get("max_norm"))):
             raise UnsupportedError(
                 "export: an embedding with max_norm, which changes its table in each call: expected None. Scale the "
@@ -300,12 +321,12 @@ class Recorder(torch.overrides.TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """dropout(softmax(q·kᵀ·scale + mask))·v; torch's own function, if there is no dropout and no mask is trained.
+        """dropout(softmax(q·kᵀ·scale + mask))·v; torch's own function of four axes without dropout and trained mask.
 
         Of a mask that is trained, as a bias by position, torch decomposes it into another layout than it captured.
         """
         learned = attn_mask is not None and attn_mask.requires_grad
-        if self.plain or not (dropout_p or learned):
+        if self.plain or not (dropout_p or learned or query.dim() != 4):
             more = {"scale": scale, "enable_gqa": enable_gqa}
             return _ATTENTION(query, key, value, attn_mask, 0.0, is_causal, **more)
         if enable_gqa:

@@ -21,15 +21,16 @@ from onnx_backprop.converters.prepare.exporters.torch_metadata import (
 )
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.graphs.names import unique, used_names
+from onnx_backprop.torch.memory import identity
 from onnx_backprop.torch.modules import torch
 
 
 def tie(graph: ir.Graph, tensors: Sequence[tuple[str, Any]]) -> None:
     """Make one initializer of what is one tensor of the module under several names, and say that this is so."""
     graph.metadata_props[TIES] = "stated"
-    names: dict[int, list[str]] = {}
+    names: dict[object, list[str]] = {}
     for name, tensor in tensors:
-        names.setdefault(id(tensor), []).append(name)
+        names.setdefault(identity(tensor), []).append(name)
     for first, *aliases in (group for group in names.values() if len(group) > 1):
         stored = [graph.initializers[name] for name in (first, *aliases) if name in graph.initializers]
         if not stored:
@@ -78,14 +79,22 @@ def drop_unread(graph: ir.Graph, kept: set[str]) -> None:
             del graph.initializers[name]
 
 
-def name_apart(graph: ir.Graph) -> None:
-    """Let no result of a node have the name of an input or an initializer, as a buffer `mean` and a call of mean."""
+def name_apart(graph: ir.Graph) -> dict[str, str]:
+    """Let no result of a node have the name of an input or an initializer, as a buffer `mean` and a call of mean.
+
+    Nor an input that of an initializer: {such a name: what it is called now}.
+    """
+    reserved, renamed = used_names(graph), {}
+    for value in graph.inputs:
+        name = str(value.name)
+        if graph.initializers.get(name, value) is not value:
+            value.name = renamed[name] = unique(name, reserved)
     stored = {str(v.name) for v in (*graph.inputs, *graph.initializers.values())}
-    reserved = used_names(graph)
     for node in graph.all_nodes():
         for value in node.outputs:
             if value.name in stored and value.name:
                 value.name = unique(value.name, reserved)
+    return renamed
 
 
 def in_order(module: Any, shapes: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:

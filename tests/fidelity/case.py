@@ -36,6 +36,7 @@ _TOLD = (
     "left out label_smoothing",
     "changes its buffers",
     "trained as one",
+    "has no tensor for these buffers",
 )  # of another way than the module's, with the names
 
 
@@ -66,7 +67,7 @@ class _Case:
 
     def _verdict(self) -> tuple[str, str]:
         if self.exporter in self.subject.lost:
-            return NOT_WRITTEN, "the exporter drops what stops the gradient: its file is that of a module without"
+            return NOT_WRITTEN, "the exporter drops it: its file is that of another module"
         self.stage = "export"
         inputs = self.subject.batch(0)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.fidelity.nets import F, Net, nn, number, torch
+from tests.fidelity.nets import F, Net, nn, number, torch, weight
 from tests.fidelity.subject import Subject, floats, integers
 
 X = (floats(4, 6),)
@@ -47,6 +47,17 @@ def reported() -> Iterator[Subject]:
     yield case("autoregressive_rows", _autoregressive, (floats(2, 5, 8),))
     yield case("logsigmoid_far", lambda: between(lambda _, x: F.logsigmoid(60 * x) * 0.05))
     yield case("embedding_bag_of_rows", _bags, (integers(10, 4, 7),))
+    yield case("subtracted_times_three", lambda: between(lambda m, x: torch.sub(x, m.w, alpha=3), w=weight(8)))
+    yield case("learned_keys", _learned_keys, (floats(2, 5, 8),))
+    yield case("standardised_by_batch_norm", _standardised, IMAGES)
+    yield case(
+        "one_gain_expanded", lambda: between(lambda m, x: F.layer_norm(x, (8,), m.w.expand(8)), w=number(0.5, 1))
+    )
+    index = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    yield case("bias_of_groups", lambda: between(lambda m, x: x + m.w[m.index], w=weight(4), index=index))
+    yield case("anchored_weight", _anchored)
+    yield case("frozen_copy_of_a_head", _copied_head)
+    yield case("parameters_in_a_list", _in_a_list, lost=("dynamo",))  # which has computed the penalty
 
 
 def _autoregressive() -> Any:
@@ -61,6 +72,54 @@ def _autoregressive() -> Any:
             return F.linear(x, self.mask * self.weight, self.bias)
 
     return nn.Sequential(Masked(0), nn.ReLU(), Masked(-1))
+
+
+def _learned_keys() -> Any:
+    def forward(m: Any, x: Any) -> Any:
+        return m.o(F.scaled_dot_product_attention(m.q(x), m.k.expand(2, 4, 8), m.v.expand(2, 4, 8)))
+
+    return Net(forward, q=nn.Linear(8, 8), k=weight(1, 4, 8), v=weight(1, 4, 8), o=nn.Linear(8, 3))
+
+
+def _standardised() -> Any:
+    """The convolution of a ResNet whose weights have mean 0 and deviation 1 for each filter."""
+
+    class Standardised(nn.Conv2d):
+        def forward(self, x: Any) -> Any:
+            flat = self.weight.reshape(1, self.out_channels, -1)
+            return F.conv2d(x, F.batch_norm(flat, None, None, training=True).reshape_as(self.weight), self.bias)
+
+    return nn.Sequential(Standardised(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
+
+
+def _anchored() -> Any:
+    """A penalty on what the weight has moved from where it began."""
+    first = nn.Linear(6, 8)
+
+    def forward(m: Any, x: Any) -> Any:
+        return m.o(torch.tanh(m.i(x))) + 0.5 * ((m.i.weight - m.start) ** 2).sum()
+
+    return Net(forward, i=first, o=nn.Linear(8, 3), start=first.weight.detach().clone())
+
+
+def _copied_head() -> Any:
+    head = nn.Linear(8, 3)
+
+    def forward(m: Any, x: Any) -> Any:
+        hidden = torch.tanh(m.i(x))
+        return m.o(hidden) + F.linear(hidden, m.w, m.b)
+
+    return Net(forward, i=nn.Linear(6, 8), o=head, w=head.weight.detach().clone(), b=head.bias.detach().clone())
+
+
+def _in_a_list() -> Any:
+    """A penalty on weights that the module has in a list, too."""
+    first, head = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(m: Any, x: Any) -> Any:
+        return m.o(torch.tanh(m.i(x))) + 0.1 * sum((w**2).sum() for w in m.weights)
+
+    return Net(forward, i=first, o=head, weights=[first.weight, head.weight])
 
 
 def _bags() -> Any:

@@ -18,7 +18,7 @@ class Subject:
     """kind: of module, for the counts. inputs: what draws each of them. loss: None if the module returns its loss.
 
     frozen: patterns that a user writes because plain exporters do not say what does not require a gradient.
-    lost: exporters whose files have no trace of where the module stops the gradient.
+    lost: exporters whose files have no trace of where the module stops the gradient, or of what it trains.
     perturbed: trained from values as after some training, not from those that the constructor gives.
     """
 

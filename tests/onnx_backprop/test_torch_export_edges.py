@@ -261,6 +261,22 @@ POINTS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
         [[[0.0, 1.0], [1.0, 2.0]], [[0.0, 1.0], [1.0, 4.0]]],
     ),
     "normalize": (lambda x: functional.normalize(x, 3.0), [[0.0, 0.0], [-1.0, 3.0]]),
+    "cumprod": (lambda x: torch.cumprod(x, 1), [[0.0, 2.0, -3.0], [2.0, 0.0, 0.0], [-1.0, 3.0, 0.5]]),
+    "cumprod(0)": (lambda x: x.cumprod(dim=0, dtype=torch.float32) * x, [[0.0, 2.0], [2.0, 0.0], [-1.0, 3.0]]),
+    "cdist": (lambda x: torch.cdist(x, x.detach()[1:]), [[0.0, 0.5], [1.0, 2.0], [-1.0, 3.0]]),
+    "cdist(1)": (lambda x: torch.cdist(x, x[:, :2], 1.0), [[[0.0, 0.5], [1.0, 2.0], [-1.0, 3.0]]]),
+    "attention of three axes": (
+        lambda x: functional.scaled_dot_product_attention(x, 2 * x[:, :2], -x[:, :2], scale=0.1),
+        [[[0.0, 0.5], [1.0, 2.0], [-1.0, 3.0]]],
+    ),
+    "causal attention of three axes": (
+        lambda x: functional.scaled_dot_product_attention(x, 2 * x, -x, is_causal=True, scale=0.3),
+        [[[0.0, 0.5], [1.0, 2.0], [-1.0, 3.0]]],
+    ),
+    "attention of two axes": (
+        lambda x: functional.scaled_dot_product_attention(x, x, x, torch.tensor([True, False, True])),
+        [[0.0, 0.5], [1.0, 2.0], [-1.0, 3.0]],
+    ),
 }
 
 

@@ -43,6 +43,7 @@ MERGED = "onnx_backprop.merged"  # a graph's metadata: values of NO_GRAD, each w
 REMOVED = "onnx_backprop.removed"  # a graph's metadata: what a tool says it has removed, and how much it does not name
 READ_AS = "onnx_backprop.read_as"  # a graph's metadata: parameters, each with torch's name for what equals it at first
 SEPARATED = "onnx_backprop.separated"  # a graph's metadata: pairs of equal parameters that the file had as one tensor
+UNREAD = "onnx_backprop.unread"  # a graph's metadata: buffers that the file has not, and that may have been read
 TIED = "onnx_backprop.tied"  # a graph's metadata: pairs of names that are one tensor of the file and stay one
 _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"  # a value's metadata: what torch's optimizer computed it from
 FX = "pkg.torch.onnx.fx_node"  # a node's metadata: the operation of torch that it comes from, with its arguments
@@ -55,7 +56,13 @@ _COMPUTED = re.compile(r"onnx::\w+_\d+|val_\d+|.*_output_\d+|\d+")
 # what torch calls what it gets by moving numbers alone; val_12 is a step inside an operator, as a product's transpose
 _REARRANGED = re.compile(
     r"(val|t|transpose|permute|view|unsafe_view|reshape|flatten|unsqueeze|squeeze|expand|clone|slice|select|split"
-    r"|getitem|unbind|chunk|embedding|index|index_select|narrow|repeat|tile|alias|contiguous|lift_fresh_copy)(_\d+)*"
+    r"|unbind|chunk|embedding|index|index_select|narrow|repeat|tile|alias|contiguous|lift_fresh_copy)(_\d+)*"
+)
+_STEP = re.compile(r"val(_\d+)*")
+# the operations that move the numbers of what they read before they compute; another, as sdpa or sub, may scale them
+_MOVES_FIRST = re.compile(
+    r"linear|matmul|mm|bmm|mv|bilinear|einsum|tensordot|\w*conv\w*|prelu|\w*(group|instance|layer)_norm|lstm|gru|rnn_\w+"
+    r"|embedding\w*|index\w*|gather"
 )
 _FILLED = re.compile(
     r"(new_)?(ones|zeros|full|scalar_tensor|eye|fill)(_like)?(_default)?(_\d+)*"
@@ -66,6 +73,7 @@ _OPERATIONS = re.compile(  # what it calls what it computes otherwise
     r"|softmax|softplus|sqrt|square|stack|std|sub|sum|tanh|tril|triu|var|where)(_\d+)*"
 )
 _EMBEDDING, _TAKEN = re.compile(r"embedding(_\d+)*"), re.compile(r"(embedding|index|index_select|gather)(_\d+)*")
+_REPEATED = re.compile(r"(expand|repeat|tile|broadcast_to)(_\d+)*")  # what torch calls what it has repeated
 _POSITIONS = re.compile(r"(arange|add|sub)(_\d+)*")  # what torch computes the positions with that an embedding looks up
 _INDEX = re.compile(
     r"(ids|index|indices|idx)$"
@@ -101,6 +109,7 @@ class Origin(NamedTuple):
     parts: tuple[str, ...] = ()
     moved: bool = False  # whether the exporter has moved numbers alone; not written down
     taken: bool = False  # whether by indices from a table; not written down
+    repeated: bool = False  # whether the exporter may have repeated numbers; not written down
     ties: tuple[str, ...] = ()
 
 
@@ -198,6 +207,18 @@ def is_plain(tensor: TensorProto) -> bool:
     return bool((others == others[:1]).all())
 
 
+def lost_values(proto: ModelProto) -> list[str]:
+    """The results of operations of torch, by its names, that nodes and outputs refer to, and that the file has not."""
+    texts = [called_with(node) for node in proto.graph.node]
+    infos = (*proto.graph.input, *proto.graph.value_info)
+    folded = {step for v in infos for p in v.metadata_props if p.key == _FOLDED_FROM for step in _listed(p.value)}
+    present = {text[1:].partition(" ")[0] for text in texts} | {t.name for t in proto.graph.initializer} | folded
+    present |= {v.name for v in proto.graph.input}
+    read = (name for node in proto.graph.node for name in arguments_of(node))
+    wanted = dict.fromkeys((*read, *(value.name for value in proto.graph.output)))
+    return [name for name in wanted if is_operation(name) and name not in present]
+
+
 def module_of(node: NodeProto | ir.Node) -> str:
     """The module of PyTorch that a node comes from, as `encoder.layer.0`; "" for the outermost one, or if unknown."""
     if isinstance(node, NodeProto):
@@ -291,6 +312,11 @@ def is_operation(name: str) -> bool:
     return _OPERATIONS.fullmatch(name) is not None
 
 
+def is_repeated(name: str) -> bool:
+    """Whether torch has repeated the numbers of a tensor, by the name that it has given it."""
+    return _REPEATED.fullmatch(name) is not None
+
+
 def is_filled(name: str) -> bool:
     """Whether torch has filled a tensor with a number, by the name that it has given it, as `zeros_like`."""
     return _FILLED.fullmatch(name) is not None
@@ -319,11 +345,18 @@ def _exported(proto: ModelProto, names: Collection[str]) -> dict[str, Origin]:
         return {}  # there were none, or another tool has renamed all
     if not any(KIND in props for props in values.values()):
         values |= {name: {KIND: targets[name], **values.get(name, {})} for name in targets}
-    return {name: _stated(name, values.get(name, {}), targets) for name in names}
+    readers = uses(proto.graph.node)
+    operations = {name: {operation_of(node) for node, _ in readers[name]} for name in names}
+    return {name: _stated(name, values.get(name, {}), targets, operations[name]) for name in names}
 
 
-def _stated(name: str, props: Mapping[str, str], targets: Mapping[str, str]) -> Origin:
-    """What is said of a tensor. One that was computed from more than a parameter has parts, until they are known."""
+def _stated(
+    name: str, props: Mapping[str, str], targets: Mapping[str, str], operations: Collection[str] = ()
+) -> Origin:
+    """What is said of a tensor. One that was computed from more than a parameter has parts, until they are known.
+
+    operations: of torch, that read it.
+    """
     kind = props.get(KIND, "")
     if kind in (PARAMETER, FROZEN):
         frozen = FROZEN in (kind, targets.get(name)) or props.get(REQUIRES_GRAD) == "False"
@@ -343,11 +376,14 @@ def _stated(name: str, props: Mapping[str, str], targets: Mapping[str, str]) -> 
         if _EMBEDDING.fullmatch(name) and any(step.partition("_")[0] == "arange" for step in steps):
             steps = [step for step in steps if not _POSITIONS.fullmatch(step)]
         moved = all(map(is_rearranged, (name, *steps)))
-        only = len(computed_from) == 1 and moved
+        if _STEP.fullmatch(name):  # a step of what reads it
+            moved &= all(_MOVES_FIRST.fullmatch(one.split(".")[3]) for one in operations if one.count(".") > 2)
         whole = parameters[0] if len(parameters) == 1 else ""
         taken = any(map(_TAKEN.fullmatch, (name, *steps)))
         trained = PARAMETER if PARAMETER in sources.values() else FROZEN
-        return Origin(trained, whole, () if only else tuple(sources), moved, taken)
+        repeated = taken or any(map(_REPEATED.fullmatch, (name, *steps)))
+        only = len(computed_from) == 1 and moved and not repeated
+        return Origin(trained, whole, () if only else tuple(sources), moved, taken, repeated)
     buffers = [target for target, kind in sources.items() if kind == BUFFER]
     return Origin(BUFFER, buffers[0]) if len(buffers) == 1 else Origin(BUFFER if buffers else CONSTANT)
 

@@ -21,35 +21,49 @@ from onnx_backprop.converters.prepare.exporters.origins import (
     NAMED,
     PLACES,
     READ_AS,
+    UNREAD,
     Origin,
     arguments_of,
     is_filled,
     is_plain,
     is_rearranged,
+    is_repeated,
     is_uniform,
+    lost_values,
     module_of,
     operation_of,
     owner,
 )
-from onnx_backprop.converters.prepare.exporters.torch_metadata import BUFFER, CONSTANT, PARAMETER, signature, tied_names
+from onnx_backprop.converters.prepare.exporters.torch_metadata import (
+    BUFFER,
+    CONSTANT,
+    PARAMETER,
+    TIES,
+    signature,
+    tied_names,
+)
 from onnx_backprop.opset.core.mapped import to_array
 from onnx_backprop.opset.graphs.edit import assign, copied
 from onnx_backprop.opset.graphs.names import unique, used_names
 from onnx_backprop.opset.graphs.order import uses
 from onnx_backprop.opset.graphs.walk import attributes_of, is_standard
 
-_REPEATED = re.compile(r"(expand|repeat|tile|broadcast_to)(_\d+)*")  # what torch calls what it has repeated
 _STEPS = 4  # nodes behind one that says nothing that are asked for its module
+# buffers of integers, and statistics that are folded into a convolution
+_NEVER_MERGED = re.compile(r"(^|\.)(running_(mean|var)|num_batches_tracked|\w*(ids|index|indices|idx))$")
 _WEIGHT = re.compile(r"weight(?=[^.]*$)")
 
 
 def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> dict[str, Sequence[object]]:
     """Give equal parameters a tensor each and add biases that are zero, in place.
 
-    MISSING: the parameters that are not there; READ_AS: those of which torch computed what equals them, and its name.
+    MISSING: the parameters that are not there; UNREAD: the buffers, if operations are not there either, which the
+    exporter may have merged with those of a parameter that begins with the same numbers; READ_AS: the parameters of
+    which torch computed what equals them, and its name.
     origins_by_name: of each initializer; what is new is added to it.
     """
     guesses: list[tuple[str, str]] = []
+    merged = bool(lost_values(proto)) and all(entry.key != TIES for entry in proto.graph.metadata_props)
     kinds = {
         entry.target: entry.kind
         for entry in signature(proto)
@@ -70,7 +84,9 @@ def restore(proto: ModelProto, origins_by_name: dict[str, Origin]) -> dict[str, 
         for tensor, origin in origins_by_name.items():
             ties = tuple(name for name, kept in tied.items() if kept in (tensor, origin.name))
             origins_by_name[tensor] = origin._replace(ties=ties)
-    return {MISSING: [name for name, kind in missing.items() if kind == PARAMETER], READ_AS: guesses}
+    lost = {kind: [name for name in missing if missing[name] == kind] for kind in (PARAMETER, BUFFER)}
+    unread = [name for name in lost[BUFFER] if merged and not _NEVER_MERGED.search(name)]
+    return {MISSING: lost[PARAMETER], UNREAD: unread, READ_AS: guesses}
 
 
 def unfold(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[str, TensorProto]) -> None:
@@ -115,7 +131,7 @@ def unfold(proto: ModelProto, origins_by_name: dict[str, Origin], large: dict[st
             alone = original is None and copies[origin.name] == 1
             if not alone:
                 origins_by_name[name] = origin._replace(parts=origin.parts or (origin.name,))
-            elif len(origin.parts) == 1 and origin.moved and not _repeats(array):
+            elif len(origin.parts) == 1 and origin.moved and not _repeats(array, origin.repeated):
                 origins_by_name[name] = origin._replace(parts=())
             continue
         if nodes[0].op_type != "Transpose":
@@ -203,7 +219,7 @@ def _once(array: np.ndarray, name: str, batches: Collection[int]) -> np.ndarray 
     if array.size < 2:
         return None
     if (array == array.flat[0]).all():
-        repeated = array.ndim > 1 and array.shape[0] in batches and _REPEATED.fullmatch(name)
+        repeated = array.ndim > 1 and array.shape[0] in batches and is_repeated(name)
         return np.ascontiguousarray(array[:1]) if repeated else None
     result = array
     for axis in range(array.ndim):
@@ -213,9 +229,9 @@ def _once(array: np.ndarray, name: str, batches: Collection[int]) -> np.ndarray 
     return None if result is array else np.ascontiguousarray(result)
 
 
-def _repeats(array: np.ndarray) -> bool:
-    """Whether a tensor of several axes has equal numbers, as one that was taken from a table by indices."""
-    return sum(length > 1 for length in array.shape) > 1 and len(np.unique(array)) < array.size
+def _repeats(array: np.ndarray, named: bool) -> bool:
+    """Whether a tensor has equal numbers as one taken from a table by indices. named: by its name; else of two axes."""
+    return (named or sum(length > 1 for length in array.shape) > 1) and len(np.unique(array)) < array.size
 
 
 class _Restorer:
