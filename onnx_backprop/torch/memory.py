@@ -40,10 +40,10 @@ class Memory:
         in_place = name in _ASSIGNMENTS or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
         if not args or not isinstance(args[0], torch.Tensor) or not (assigned or in_place):
             return
-        storage = args[0].untyped_storage()._cdata
+        storage = _storage(args[0])
         for _, tensors, key, path in self._places.values():
             tensor = tensors.get(key)
-            if tensor is None or tensor.untyped_storage()._cdata != storage:
+            if tensor is None or storage is None or _storage(tensor) != storage:
                 continue
             if assigned or isinstance(tensor, torch.nn.Parameter):
                 raise UnsupportedError(
@@ -68,9 +68,10 @@ def require_known(constants: Iterable[Any], parameters: Sequence[tuple[str, Any]
 
 def identity(tensor: Any) -> object:
     """What trained parameters of the same numbers in the same memory have in common; of other tensors, themselves."""
-    trained = isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad and tensor.numel()
-    layout = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-    return layout if trained else id(tensor)
+    trained = isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
+    if not trained or not tensor.numel() or _storage(tensor) is None or not tensor.data_ptr():
+        return id(tensor)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def warn_of_shared(tensors: Sequence[tuple[str, Any]]) -> None:
@@ -90,9 +91,17 @@ def warn_of_shared(tensors: Sequence[tuple[str, Any]]) -> None:
         )
 
 
+def _storage(tensor: Any) -> int | None:
+    """Which memory a tensor lies in; None for one that has none of its own, as a sparse one or one inside of vmap."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
 def _overlap(a: Any, b: Any) -> bool:
     """Whether two tensors have a number in common."""
-    if not a.numel() or not b.numel() or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+    if not a.numel() or not b.numel() or _storage(a) is None or _storage(a) != _storage(b):
         return False
     if a.dtype != b.dtype:
         return True
