@@ -121,8 +121,9 @@ def export(
         memory = Memory(module)
         feeds = named | dict(zip(names, targets, strict=True))
         shapes = _shapes(module, dynamic_shapes, args, named, names, targets)
-        expected = _outputs(module, args, feeds, memory) if check else None
-        program, functions, hooks = _captured(module, args, feeds, shapes, memory)
+        program, functions, hooks = _captured(module, args, feeds, shapes, memory, check=check)
+        expected = _outputs(module, args, feeds) if check else None
+        memory.require_same()
         parameters = list(module.named_parameters(remove_duplicate=False))
         buffers = list(module.named_buffers(remove_duplicate=False))
     require_known(program.constants.values(), parameters)
@@ -160,8 +161,8 @@ def _require_momentum(module: Any) -> None:
 
 @contextmanager
 def _kept(module: Any) -> Iterator[None]:
-    """Put back what a call of a module changes: buffers and random numbers."""
-    owners = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    """Put back what a call of a module changes: buffers, other tensors in the places of parameters, random numbers."""
+    owners = [(store, dict(store)) for part in module.modules() for store in (part._buffers, part._parameters)]
     values = [(buffer, buffer.clone()) for buffer in module.buffers()]
     random = torch.get_rng_state()
     try:
@@ -173,8 +174,8 @@ def _kept(module: Any) -> Iterator[None]:
         with torch.no_grad():
             for buffer, before in values:
                 buffer.copy_(before)
-        for buffers, before in owners:
-            buffers.update(before)
+        for store, before in owners:
+            store.update(before)
 
 
 @contextmanager
@@ -236,22 +237,28 @@ def _shapes(
     return result
 
 
-def _outputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], memory: Memory) -> list[Any]:
+def _outputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """The tensors that a module answers, Dropout left out."""
-    with torch.no_grad(), Recorder(memory, plain=True):
+    with torch.no_grad(), Recorder():
         return [x for x in torch.utils._pytree.tree_leaves(module(*args, **kwargs)) if isinstance(x, torch.Tensor)]
 
 
 def _captured(
-    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, memory: Memory
+    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, memory: Memory, *, check: bool
 ) -> tuple[Any, list[str], bool]:
-    """The ExportedProgram, lowered; the functions called that have a backward pass of their own; hooks on values."""
+    """The ExportedProgram, lowered; the functions called that have a backward pass of their own; hooks on values.
+
+    What torch.export refuses is run as it is, if it is to be checked: an error of the module itself says more.
+    """
     with _functions() as functions:
         try:
             with Recorder(memory) as recorder, torch.fx.experimental._config.patch(backed_size_oblivious=True):
                 program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
         except Exception as e:
-            raise _refused("torch.export.export", e) from e
+            refused = _refused("torch.export.export", e)
+            if check and refused is not _cause(e):
+                _outputs(module, args, kwargs)
+            raise refused from e
     lower(program)
     return program, functions, recorder.hooks
 
@@ -281,13 +288,17 @@ def _converted(program: Any, inputs: Any, outputs: Any, opset_version: int | Non
 
 
 def _refused(what: str, error: BaseException) -> UnsupportedError:
-    cause = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
+    cause = _cause(error)
     if isinstance(cause, UnsupportedError):
         return cause
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return UnsupportedError(f"export: {what} refuses the module: {type(cause).__name__}: {' '.join(lines[:2])[:300]}")
+
+
+def _cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _compare(model: ir.Model, proto: ModelProto, program: Any, expected: Sequence[Any]) -> None:

@@ -7,6 +7,7 @@ under `torch.no_grad()`. Here they become operators of a library of their own, w
 from __future__ import annotations
 
 import inspect
+import math
 from functools import partial
 from operator import getitem
 from typing import Any
@@ -220,13 +221,20 @@ def _bag(*args: Any, **kwargs: Any) -> Any:
 
 def _cumulative_product(input: Any, dim: int, *, dtype: Any = None) -> Any:
     """y_n = Π x_k over k ≤ n, a product of a square with ones behind its diagonal, so that zeros have gradients."""
-    x = (input if dtype is None else input.to(dtype)).movedim(dim, -1)
+    whole = not (input.is_floating_point() or input.is_complex())
+    x = input.to(dtype or (torch.int64 if whole else input.dtype))
+    if not x.dim():
+        return x.clone()
+    x = x.movedim(dim, -1)
     steps = torch.arange(x.size(-1))
-    return torch.where(steps <= steps[:, None], x.unsqueeze(-2), 1.0).prod(-1).movedim(-1, dim)
+    ones = torch.ones((), dtype=x.dtype)
+    return torch.where(steps <= steps[:, None], x.unsqueeze(-2), ones).prod(-1).movedim(-1, dim)
 
 
 def _distances(x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = None) -> Any:  # noqa: ARG001 - torch's way there
-    """‖x1ᵢ - x2ⱼ‖ₚ of each pair of rows."""
+    """‖x1ᵢ - x2ⱼ‖ₚ of each pair of rows; of other p gradients at ties differ from those of a norm."""
+    if not 1 <= p < math.inf:
+        return torch.cdist(x1, x2, p)
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), ord=p, dim=-1)
 
 
@@ -245,21 +253,25 @@ class Recorder(torch.overrides.TorchFunctionMode):
 
     Inside of torch.autocast, where torch.export forgets torch.no_grad, every result under it is detached.
 
-    memory: of the module, which parameters are read from and none may be written to. plain: run without Dropout, to
-    compare a module in training mode with its file. hooks: whether one is put on the gradient of a value.
+    memory: of the module that torch.export runs, which parameters are read from and none may be written to; without,
+    a module runs as it is, Dropout left out, to compare it in training mode with its file. hooks: whether one is put on
+    the gradient of a value.
     """
 
-    def __init__(self, memory: Memory, *, plain: bool = False) -> None:
+    def __init__(self, memory: Memory | None = None) -> None:
         super().__init__()
-        self.memory, self.plain, self.hooks, self._detaches = memory, plain, False, False
+        self.memory, self.plain, self.hooks, self._detaches = memory, memory is None, False, False
+        self._depth = 0  # of calls inside of calls, which are those of torch itself
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args = torch.utils._pytree.tree_map_only(torch.Tensor, self.memory.present, args)
-        kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, self.memory.present, kwargs or {})
-        assert kwargs is not None
-        self.memory.require_kept(function, args)
+        kwargs = kwargs or {}
+        if self.memory is not None:
+            self.memory.look()
+            present = self.memory.present
+            args, kwargs = (torch.utils._pytree.tree_map_only(torch.Tensor, present, given) for given in (args, kwargs))
+            assert kwargs is not None
         name = getattr(function, "__name__", "")
         if function == torch._C._set_grad_enabled:
             self._detaches = not args[0] and _in_autocast()
@@ -287,7 +299,13 @@ class Recorder(torch.overrides.TorchFunctionMode):
             return args[0] if args else kwargs["input"]
         if self.plain and name in _RECURRENT and isinstance(args[3], bool):
             args = (*args[:6], False, *args[7:])  # `train`, which Dropout between layers alone reads
-        result = function(*args, **kwargs)
+        self._depth += 1
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        if self.memory is not None and not self._depth:
+            self.memory.require_kept(function, args)
         if self._detaches and not name.endswith("_"):
             return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
         return result
@@ -338,5 +356,9 @@ class Recorder(torch.overrides.TorchFunctionMode):
             weights = weights.masked_fill(~attn_mask, float("-inf"))
         elif attn_mask is not None:
             weights = weights + attn_mask
-        weights = torch.softmax(weights, -1)
+        if attn_mask is not None:  # which may leave a row nothing to attend to: its weights are 0
+            nothing = (weights == float("-inf")).all(-1, keepdim=True)
+            weights = torch.softmax(weights.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
+        else:
+            weights = torch.softmax(weights, -1)
         return (torch.dropout(weights, dropout_p, active) if dropout_p else weights) @ value

@@ -273,6 +273,13 @@ POINTS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
         lambda x: functional.scaled_dot_product_attention(x, 2 * x, -x, is_causal=True, scale=0.3),
         [[[0.0, 0.5], [1.0, 2.0], [-1.0, 3.0]]],
     ),
+    "attention of three axes to nothing": (
+        lambda x: functional.scaled_dot_product_attention(
+            x, x, -x, torch.arange(3)[:, None] > x.detach()[0, :, 0], scale=0.1
+        ),
+        [[[0.0, 0.5], [1.0, 2.0], [5.0, 3.0]]],
+    ),
+    "cumprod of integers": (lambda x: x * torch.cumprod(x.long() + 3, 1), [[0.0, 2.0, -5.0], [2.0, 9e6, 5e6]]),
     "attention of two axes": (
         lambda x: functional.scaled_dot_product_attention(x, x, x, torch.tensor([True, False, True])),
         [[0.0, 0.5], [1.0, 2.0], [-1.0, 3.0]],

@@ -70,6 +70,63 @@ class FlatMemory(Net):
         return self.hidden(x) @ self.c @ self.d
 
 
+class Prox(Net):
+    """A distance from what functional_call replaces, which the module has in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = [self.a.weight]
+        self.inner = Literal()
+
+    def forward(self, x: Any) -> Any:
+        halved = {"weight": self.a.weight * 0.5}
+        y = torch.func.functional_call(self.a, halved, (x,))
+        return self.b(y) + ((self.first[0] - 1) ** 2).sum() + self.inner(x)
+
+
+class Replaced(Net):
+    """What functional_call replaces is read from a list while it is replaced."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4))
+            self.first = [self.w]
+
+        def forward(self, x: Any) -> Any:
+            return x * self.w + ((self.w - self.first[0]) ** 2).sum()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = self.Inner()
+
+    def forward(self, x: Any) -> Any:
+        return torch.func.functional_call(self.inner, {"w": self.inner.w * 0.5}, (self.hidden(x),))
+
+
+class Relabelled(Net):
+    """Calls in place that change no number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(4, 4))
+
+    def forward(self, x: Any) -> Any:
+        kept = self.a.weight.detach().t_() + self.table[:3].requires_grad_(False).sum() + self.table[:].unsqueeze_(0)[0]
+        return self.hidden(x) @ kept
+
+
+class FrozenMemory(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(4, 4), requires_grad=False)
+        self.part = self.table.data[:2]
+        self.register_buffer("row", self.table.data[0])
+
+    def forward(self, x: Any) -> Any:
+        return self.hidden(x) @ self.table + self.part.sum() + self.row
+
+
 class Literal(Net):
     def forward(self, x: Any) -> Any:
         return self.hidden(x) * torch.tensor([1.0, 3.0, 2.0, 4.0])
@@ -81,13 +138,16 @@ def quiet_export(net: Any, *args: Any, **more: Any) -> Any:
         return ob.torch.export(net, args, **more)
 
 
-@pytest.mark.parametrize("build", [InList, InClosure, NotRegistered, FlatMemory, Literal])
+BUILD = [InList, InClosure, NotRegistered, FlatMemory, Literal, Prox, Replaced, Relabelled, FrozenMemory]
+
+
+@pytest.mark.parametrize("build", BUILD)
 def test_what_reads_parameters_elsewhere_trains_them(build: Callable[[], Any]) -> None:
     net, x = build(), torch.randn(3, 4)
     model = quiet_export(net, x)
     assert {t.name for t in model.graph.initializer} >= {name for name, _ in net.named_parameters()}
     graph = ob.training_graph(model, loss="mse")
-    assert set(graph.parameters) == {name for name, _ in net.named_parameters()}
+    assert set(graph.parameters) == {name for name, p in net.named_parameters() if p.requires_grad}
     compare(net, (x,), "adamw", model, torch.randn(3, 4), loss="mse")
 
 
@@ -159,6 +219,15 @@ def multiplied(net: Any) -> None:
     net.a.weight.data *= 0.5
 
 
+def listed(net: Any) -> None:
+    with torch.no_grad():
+        torch._foreach_mul_([net.a.weight], 0.5)
+
+
+def replaced(net: Any) -> None:
+    net.a.weight = nn.Parameter(net.a.weight.data.clamp(min=0))
+
+
 WRITES: dict[str, Callable[[Any], Any]] = {
     "data": lambda net: net.a.weight.data.clamp_(min=0),
     "view": lambda net: net.a.weight.detach().view(-1)[3:].mul_(0.5),
@@ -166,6 +235,10 @@ WRITES: dict[str, Callable[[Any], Any]] = {
     "assigned": assigned,
     "no_grad": under_no_grad,
     "multiplied": multiplied,
+    "inplace": lambda net: functional.hardtanh(net.a.weight.data, inplace=True),
+    "out": lambda net: torch.clamp(net.a.weight.data, min=0, out=net.a.weight.data),
+    "constant": lambda net: nn.init.constant_(net.a.weight.data, 0.3),
+    "list": lambda net: listed(net),
 }
 
 
@@ -177,6 +250,14 @@ def test_a_parameter_that_forward_changes_is_refused_and_kept(write: Callable[[A
     with pytest.raises(ob.UnsupportedError, match=r"^export: forward changes 'a\.weight' by .*after each step$"):
         ob.torch.export(net, (torch.randn(3, 4),), check=check)
     assert torch.equal(net.a.weight, before)
+
+
+def test_a_parameter_that_forward_replaces_is_refused_and_kept() -> None:
+    net = Written(replaced)
+    weight = net.a.weight
+    with pytest.raises(ob.UnsupportedError, match=r"^export: forward changes 'a\.weight' by assignment"):
+        ob.torch.export(net, (torch.randn(3, 4),))
+    assert net.a.weight is weight
 
 
 def test_a_buffer_that_forward_changes_past_torch_export_is_warned_of() -> None:
