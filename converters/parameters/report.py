@@ -104,26 +104,25 @@ def doubts(choice: Choice, decided: Collection[str]) -> str:
 
 def missing(graph: ir.Graph) -> str:
     """The parameters of the exported module that are not in the file."""
-    names = [str(name) for name in restored(graph, MISSING)]
-    if not names:
-        return ""
-    return (
-        f"the file has no tensor for these parameters of the module: {_listed(map(repr, names))}. The exporter has "
-        "folded them into others, as BatchNormalization into a convolution, or nothing reads them. ob.torch.export "
-        "keeps them, as does torch.onnx.export(…, optimize=False)"
+    why = (
+        "The exporter has folded them into others, as BatchNormalization into a convolution, or nothing reads them. "
+        "ob.torch.export keeps them, as does torch.onnx.export(…, optimize=False)"
     )
+    return _without_tensor(graph, MISSING, "parameters", why)
 
 
 def unread(graph: ir.Graph) -> str:
     """The buffers of the exported module that are not in the file, if the exporter may have merged them."""
-    names = [str(name) for name in restored(graph, UNREAD)]
-    if not names:
-        return ""
-    return (
-        f"the file has no tensor for these buffers of the module: {_listed(map(repr, names))}. Nothing reads them, or "
-        "the exporter has merged what reads them with what reads a parameter of the same numbers, which then gets the "
-        "gradient of both. ob.torch.export keeps them"
+    why = (
+        "Nothing reads them, or the exporter has merged what reads them with what reads a parameter of the same "
+        "numbers, which then gets the gradient of both. ob.torch.export keeps them"
     )
+    return _without_tensor(graph, UNREAD, "buffers", why)
+
+
+def _without_tensor(graph: ir.Graph, key: str, kind: str, why: str) -> str:
+    names = _listed([repr(str(name)) for name in restored(graph, key)])
+    return f"the file has no tensor for these {kind} of the module: {names}. {why}" if names else ""
 
 
 def removed(graph: ir.Graph) -> str:

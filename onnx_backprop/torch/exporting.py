@@ -25,7 +25,7 @@ from onnx_backprop.opset.graphs.names import unique
 from onnx_backprop.opset.graphs.walk import is_standard
 from onnx_backprop.ort_ops import session
 from onnx_backprop.torch.lowering import Recorder, lower
-from onnx_backprop.torch.memory import Memory, require_known, warn_of_shared
+from onnx_backprop.torch.memory import ModuleTensors, refuse_views, warn_of_shared
 from onnx_backprop.torch.modules import COUNT, torch
 from onnx_backprop.torch.rewriting import (
     array,
@@ -118,19 +118,19 @@ def export(
     named = dict(kwargs or {})
     _require_momentum(module)
     with _kept(module), _with_loss(module, loss, len(targets)) as names:
-        memory = Memory(module)
+        tensors = ModuleTensors(module)
         feeds = named | dict(zip(names, targets, strict=True))
         shapes = _shapes(module, dynamic_shapes, args, named, names, targets)
-        program, functions, hooks = _captured(module, args, feeds, shapes, memory, check=check)
+        program, functions, hooks = _captured(module, args, feeds, shapes, tensors, check=check)
         expected = _outputs(module, args, feeds) if check else None
-        memory.require_same()
+        tensors.refuse_replacements()
         parameters = list(module.named_parameters(remove_duplicate=False))
         buffers = list(module.named_buffers(remove_duplicate=False))
-    require_known(program.constants.values(), parameters)
+    refuse_views(program.constants.values(), parameters)
     _warn_of_functions(functions)
     _warn_of_hooks(module, of_values=hooks)
     converted = _converted(program, input_names, output_names, opset_version)
-    _warn_of_state(program, converted.exported_program, buffers, memory.written)
+    _warn_of_state(program, converted.exported_program, buffers, tensors.changed_buffers)
     warn_of_shared([*parameters, *buffers])
     model = converted.model
     tie(model.graph, [*parameters, *buffers])
@@ -244,7 +244,7 @@ def _outputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> l
 
 
 def _captured(
-    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, memory: Memory, *, check: bool
+    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, tensors: ModuleTensors, *, check: bool
 ) -> tuple[Any, list[str], bool]:
     """The ExportedProgram, lowered; the functions called that have a backward pass of their own; hooks on values.
 
@@ -252,7 +252,7 @@ def _captured(
     """
     with _functions() as functions:
         try:
-            with Recorder(memory) as recorder, torch.fx.experimental._config.patch(backed_size_oblivious=True):
+            with Recorder(tensors) as recorder, torch.fx.experimental._config.patch(backed_size_oblivious=True):
                 program = torch.export.export(module, args, dict(kwargs), dynamic_shapes=shapes, strict=False)
         except Exception as e:
             refused = _refused("torch.export.export", e)

@@ -14,7 +14,7 @@ from typing import Any
 
 from onnx_backprop.opset.core.errors import UnsupportedError
 from onnx_backprop.torch.formulas import bounded_cross_entropy, max_of_all, root_of_variance, smooth, stop_padding_rows
-from onnx_backprop.torch.memory import Memory
+from onnx_backprop.torch.memory import ModuleTensors
 from onnx_backprop.torch.modules import torch
 from onnx_backprop.torch.translations import translations
 
@@ -253,24 +253,26 @@ class Recorder(torch.overrides.TorchFunctionMode):
 
     Inside of torch.autocast, where torch.export forgets torch.no_grad, every result under it is detached.
 
-    memory: of the module that torch.export runs, which parameters are read from and none may be written to; without,
+    tensors: of the module that torch.export runs, which are read from anywhere and parameters never changed; without,
     a module runs as it is, Dropout left out, to compare it in training mode with its file. hooks: whether one is put on
     the gradient of a value.
     """
 
-    def __init__(self, memory: Memory | None = None) -> None:
+    def __init__(self, tensors: ModuleTensors | None = None) -> None:
         super().__init__()
-        self.memory, self.plain, self.hooks, self._detaches = memory, memory is None, False, False
+        self.tensors, self.plain, self.hooks, self._detaches = tensors, tensors is None, False, False
         self._depth = 0  # of calls inside of calls, which are those of torch itself
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.memory is not None:
-            self.memory.look()
-            present = self.memory.present
-            args, kwargs = (torch.utils._pytree.tree_map_only(torch.Tensor, present, given) for given in (args, kwargs))
+        if self.tensors is not None:
+            self.tensors.find_stand_ins()
+            stand_in = self.tensors.stand_in_of
+            args, kwargs = (
+                torch.utils._pytree.tree_map_only(torch.Tensor, stand_in, values) for values in (args, kwargs)
+            )
             assert kwargs is not None
         name = getattr(function, "__name__", "")
         if function == torch._C._set_grad_enabled:
@@ -304,8 +306,8 @@ class Recorder(torch.overrides.TorchFunctionMode):
             result = function(*args, **kwargs)
         finally:
             self._depth -= 1
-        if self.memory is not None and not self._depth:
-            self.memory.require_kept(function, args)
+        if self.tensors is not None and not self._depth:
+            self.tensors.refuse_changes(function, args)
         if self._detaches and not name.endswith("_"):
             return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
         return result
@@ -356,7 +358,8 @@ class Recorder(torch.overrides.TorchFunctionMode):
             weights = weights.masked_fill(~attn_mask, float("-inf"))
         elif attn_mask is not None:
             weights = weights + attn_mask
-        if attn_mask is not None:  # which may leave a row nothing to attend to: its weights are 0
+        # kernels know the softmax of four axes as it stands
+        if attn_mask is not None and query.dim() != 4:  # a row may have nothing to attend to: its weights are 0
             nothing = (weights == float("-inf")).all(-1, keepdim=True)
             weights = torch.softmax(weights.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
         else:

@@ -19,47 +19,46 @@ _SHAPES = frozenset(
 )
 
 
-class Memory:
+class ModuleTensors:
     """The parameters and buffers of a module that torch.export runs, with tensors without numbers in their places.
 
-    written: the names of buffers that it has changed.
+    changed_buffers: the names of those that it has changed.
     """
 
     def __init__(self, module: Any) -> None:
-        self.written: set[str] = set()
+        self.changed_buffers: set[str] = set()
         self._places: dict[int, tuple[Any, dict[str, Any], str, str]] = {}
         for path, part in module.named_modules():
             for tensors in (part._parameters, part._buffers):
                 for name, tensor in tensors.items():
                     if tensor is not None:
                         self._places.setdefault(id(tensor), (tensor, tensors, name, f"{path}.{name}".lstrip(".")))
-        self._present: dict[int, tuple[Any, str]] = {}  # what stands for each, and its name
+        self._stand_ins: dict[int, tuple[Any, str]] = {}  # what stands for each, and its name
         self._versions: dict[str, int] = {}  # how often each has been changed in place
 
-    def look(self) -> None:
+    def find_stand_ins(self) -> None:
         """Note what stands for each tensor, as soon as torch.export has put it there, before anything replaces that."""
-        if self._present or all(tensors.get(name) is tensor for tensor, tensors, name, _ in self._places.values()):
+        if self._stand_ins or all(tensors.get(name) is tensor for tensor, tensors, name, _ in self._places.values()):
             return
         for key, (tensor, tensors, name, path) in self._places.items():
             stand_in = tensors.get(name)
             if stand_in is not None and isinstance(stand_in, torch.nn.Parameter) == isinstance(
                 tensor, torch.nn.Parameter
             ):
-                self._present[key] = stand_in, path
+                self._stand_ins[key] = stand_in, path
                 self._versions[path] = stand_in._version
 
-    def present(self, tensor: Any) -> Any:
+    def stand_in_of(self, tensor: Any) -> Any:
         """What stands for a parameter that forward has from elsewhere than from its module, as from a list."""
-        return self._present.get(id(tensor), (tensor, ""))[0]
+        return self._stand_ins.get(id(tensor), (tensor, ""))[0]
 
-    def require_kept(self, function: Any, args: Sequence[Any]) -> None:
+    def refuse_changes(self, function: Any, args: Sequence[Any]) -> None:
         """Errors: UnsupportedError for a function that has changed a parameter in place, or given it other memory."""
         name = getattr(function, "__name__", "a function")
         assigns = function == torch.Tensor.data.__set__
-        listed = (
-            {id(x) for x in args[0]} if _LISTS.fullmatch(name) else ()
-        )  # whose versions torch.export does not count
-        for tensor, path in self._present.values():
+        # of the tensors of such a list torch.export does not count the versions
+        listed = {id(x) for x in args[0]} if _LISTS.fullmatch(name) else ()
+        for tensor, path in self._stand_ins.values():
             assigned = (assigns and args[0] is tensor) or id(tensor) in listed
             if tensor._version == self._versions[path] and not assigned:
                 continue
@@ -68,9 +67,9 @@ class Memory:
                 continue
             if assigns or isinstance(tensor, torch.nn.Parameter):
                 raise _changed(path, ".data =" if assigns else name)
-            self.written.add(path)
+            self.changed_buffers.add(path)
 
-    def require_same(self) -> None:
+    def refuse_replacements(self) -> None:
         """Errors: UnsupportedError if the module has another tensor in the place of a parameter."""
         for tensor, tensors, name, path in self._places.values():
             if isinstance(tensor, torch.nn.Parameter) and tensors.get(name) is not tensor:
@@ -85,7 +84,7 @@ def _changed(path: str, how: str) -> UnsupportedError:
     )
 
 
-def require_known(constants: Iterable[Any], parameters: Sequence[tuple[str, Any]]) -> None:
+def refuse_views(constants: Iterable[Any], parameters: Sequence[tuple[str, Any]]) -> None:
     """Errors: UnsupportedError if a tensor that became a constant lies in the memory of a parameter."""
     trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
     for constant in constants:
@@ -102,7 +101,7 @@ def _is_trained(tensor: Any) -> bool:
     return isinstance(tensor, torch.nn.Parameter) and tensor.requires_grad
 
 
-def identity(tensor: Any) -> object:
+def memory_key(tensor: Any) -> object:
     """What trained parameters of the same numbers in the same memory have in common; of other tensors, themselves."""
     if not _is_trained(tensor) or not tensor.numel() or _storage(tensor) is None or not tensor.data_ptr():
         return id(tensor)
@@ -116,7 +115,7 @@ def warn_of_shared(tensors: Sequence[tuple[str, Any]]) -> None:
         if not (_is_trained(tensor) or _is_trained(later)) or not _overlap(tensor, later):
             continue
         end = "in the file each is a tensor of its own, and does not follow the other"
-        if identity(tensor) == identity(later):
+        if memory_key(tensor) == memory_key(later):
             end = "the file has one tensor, which a step updates once, while an optimizer of PyTorch updates both"
         warnings.warn(
             f"export: {name!r} and {other!r} share memory: {end}. Make them one parameter, as by b.weight = a.weight, "

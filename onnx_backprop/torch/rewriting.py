@@ -21,7 +21,7 @@ from onnx_backprop.converters.prepare.exporters.torch_metadata import (
 )
 from onnx_backprop.opset.core.errors import InvalidArgumentError
 from onnx_backprop.opset.graphs.names import unique, used_names
-from onnx_backprop.torch.memory import identity
+from onnx_backprop.torch.memory import memory_key
 from onnx_backprop.torch.modules import torch
 
 
@@ -30,7 +30,7 @@ def tie(graph: ir.Graph, tensors: Sequence[tuple[str, Any]]) -> None:
     graph.metadata_props[TIES] = "stated"
     names: dict[object, list[str]] = {}
     for name, tensor in tensors:
-        names.setdefault(identity(tensor), []).append(name)
+        names.setdefault(memory_key(tensor), []).append(name)
     for first, *aliases in (group for group in names.values() if len(group) > 1):
         stored = [graph.initializers[name] for name in (first, *aliases) if name in graph.initializers]
         if not stored:

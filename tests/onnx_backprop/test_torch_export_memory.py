@@ -142,7 +142,7 @@ BUILD = [InList, InClosure, NotRegistered, FlatMemory, Literal, Prox, Replaced, 
 
 
 @pytest.mark.parametrize("build", BUILD)
-def test_what_reads_parameters_elsewhere_trains_them(build: Callable[[], Any]) -> None:
+def test_parameters_in_lists_and_closures_are_trained(build: Callable[[], Any]) -> None:
     net, x = build(), torch.randn(3, 4)
     model = quiet_export(net, x)
     assert {t.name for t in model.graph.initializer} >= {name for name, _ in net.named_parameters()}
@@ -244,7 +244,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
-def test_a_parameter_that_forward_changes_is_refused_and_kept(write: Callable[[Any], Any], check: bool) -> None:
+def test_changes_of_parameters_in_forward_are_refused(write: Callable[[Any], Any], check: bool) -> None:
     net = Written(write)
     before = net.a.weight.detach().clone()
     with pytest.raises(ob.UnsupportedError, match=r"^export: forward changes 'a\.weight' by .*after each step$"):
@@ -252,7 +252,7 @@ def test_a_parameter_that_forward_changes_is_refused_and_kept(write: Callable[[A
     assert torch.equal(net.a.weight, before)
 
 
-def test_a_parameter_that_forward_replaces_is_refused_and_kept() -> None:
+def test_replaced_parameters_are_refused() -> None:
     net = Written(replaced)
     weight = net.a.weight
     with pytest.raises(ob.UnsupportedError, match=r"^export: forward changes 'a\.weight' by assignment"):
