@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper, inliner, numpy_helper, shape_inference
+from onnx import ModelProto, NodeProto, TensorProto, helper, inliner, numpy_helper, shape_inference
 
 from onnx_backprop.opset.graphs.walk import all_graphs, all_nodes, reads
 from tests.search.generate import Feeds, run_stock
@@ -235,8 +235,17 @@ def in_float64(model: ModelProto, feeds: Feeds) -> tuple[ModelProto, Feeds]:
 
 def _scales(model: ModelProto) -> set[str]:
     """Numbers in float32 that are no values to differentiate by."""
-    nodes = [*all_nodes(model), *(all_nodes(without_functions(model)) if model.functions else ())]
-    return {n for node in nodes if node.op_type == "Resize" for n in node.input[1:3]}
+    return {n for node in _inlined(model) if node.op_type == "Resize" for n in node.input[1:3]}
+
+
+def _boxes(model: ModelProto) -> set[str]:
+    """The boxes of RoiAlign, which get no gradient from it, and may get one as outputs of the model."""
+    return {node.input[1] for node in _inlined(model) if node.op_type == "RoiAlign"}
+
+
+def _inlined(model: ModelProto) -> list[NodeProto]:
+    """The nodes of a model, of its functions too, with the names of their calls."""
+    return [*all_nodes(model), *(all_nodes(without_functions(model)) if model.functions else ())]
 
 
 def _widen(tensor: TensorProto, kept: set[str]) -> None:
@@ -250,7 +259,8 @@ def floats_of(model: ModelProto) -> tuple[list[str], list[str]]:
     inputs = [v.name for v in graph.input if v.type.tensor_type.elem_type in FLOATS]
     wrt = dict.fromkeys([*inputs, *(t.name for t in graph.initializer if t.data_type in FLOATS)])
     outputs = dict.fromkeys(v.name for v in graph.output if v.type.tensor_type.elem_type in FLOATS)
-    return [n for n in wrt if n not in _scales(model)], list(outputs)
+    undifferentiated = _scales(model) | _boxes(model)
+    return [n for n in wrt if n not in undifferentiated], list(outputs)
 
 
 def without_functions(model: ModelProto) -> ModelProto:

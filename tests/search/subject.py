@@ -134,6 +134,11 @@ class Subject:
                 raise AssertionError(f"gradient of the shape {v.shape} and type {v.dtype}")
         return found
 
+    def keeps_shapes(self, along: Named, by: float) -> bool:
+        """Whether outputs have the same shapes there: Unique has one more number where two equal ones part."""
+        there = self.forward(self.moved(along, by))
+        return all(there[n].shape == self.values[n].shape for n in self.of)
+
     def moved(self, along: Named, by: float) -> Feeds:
         return self.feeds | self.point | {n: np.asarray(self.point[n] + by * v) for n, v in along.items()}
 
