@@ -79,7 +79,7 @@ guided: ## the doors of `make fuzz` led by coverage, with atheris in .venv-fuzz 
 	@.venv-fuzz/bin/python -m pip install --quiet --disable-pip-version-check --editable . 'atheris>=3'
 	.venv-fuzz/bin/python -m tests.fuzz.guided $(ARGS)
 
-search: $(INSTALLED) ## random whole graphs, ten oracles for each gradient (docs/search.md; ARGS="--hours 2 --seed 7")
+search: $(INSTALLED) ## random whole graphs, twelve oracles for each gradient (docs/search.md; ARGS="--hours 2 --seed 7")
 	$(BIN)/python -m tests.search --seed $(SEED) $(or $(ARGS),--hours 1)
 
 mutants: $(INSTALLED) ## 300 facts, thresholds and formulas changed one by one: does a test fail? docs/mutants.md (an hour)
@@ -116,7 +116,7 @@ quantized: ## quantised files of packages trained as floats, the table of docs/q
 	$(field_environment)
 	$(FIELD)/bin/python -m tests.field.quantized $(ARGS)
 
-fidelity: ## exports of 348 modules trained beside PyTorch, docs/fidelity.md (the environment of `make field`, half an hour)
+fidelity: ## exports of 356 modules trained beside PyTorch, docs/fidelity.md (the environment of `make field`, half an hour)
 	$(field_environment)
 	$(FIELD)/bin/python -m tests.fidelity $(ARGS)
 
