@@ -186,8 +186,14 @@ def samples(s: Subject) -> str | None:
     stated = {v.name: v.type.tensor_type.shape for v in w.model.graph.output if v.type.tensor_type.HasField("shape")}
     if any(y in stated and len(stated[y].dim) != one[y].ndim for one in each for y in told.seeds):
         raise SkippedError("one row of another rank than the file states")
-    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in derived.graph.input}
-    join = {y: np.stack if ranks[told.seeds[y]] > each[0][y].ndim else np.concatenate for y in told.seeds}
+    ranked = {v.name: v.type.tensor_type.shape for v in derived.graph.input if v.type.tensor_type.HasField("shape")}
+    ranks = {y: len(ranked[seed].dim) if seed in ranked else None for y, seed in told.seeds.items()}
+    if count == 1 and None in ranks.values():
+        raise SkippedError("one row of an unknown rank, whose seed has an axis more or has not")
+    stacked = {
+        y: shapes[y][0] == each[0][y].shape if rank is None else rank > each[0][y].ndim for y, rank in ranks.items()
+    }
+    join = {y: np.stack if stacked[y] else np.concatenate for y in told.seeds}
     seeds = [
         {
             y: w.rng.uniform(0.5, 1.5, one[y].shape).astype(one[y].dtype) if one[y].size > 1 else np.ones_like(one[y])

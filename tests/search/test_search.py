@@ -78,3 +78,13 @@ def test_what_has_no_derivative_is_no_finding(case: str, oracle: str) -> None:
     feeds = {"x": x} | ({"batch": np.array([0])} if boxes else {})
     verdict, text = examine(model, feeds, oracle)
     assert verdict in ("right", "skipped"), text
+
+
+def test_a_seed_of_unknown_rank_has_an_axis_more_if_no_row_reaches_its_output() -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 22]>
+        g (float[N] rows) => (float[] y, float[] rows) <float[1,1,2,2] w = {0.5, -0.3, 0.4, -0.5}>
+        { y = MeanVarianceNormalization (w) }"""
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    assert examine(model, {"rows": np.array([0.1, 0.2], np.float32)}, "samples") == ("right", "")
