@@ -33,8 +33,8 @@ class Worker:
     """A contender's process; `times` is None for what it cannot do."""
 
     def __init__(self, contender: str, threads: int, checkout: Path | None = None) -> None:
-        own = (checkout or Path()) / ".venv" / "bin" / "python"  # a checkout may need other libraries than we do
-        python = str(own.absolute()) if checkout and own.exists() else sys.executable
+        venv = (checkout or Path()) / ".venv" / "bin" / "python"  # a checkout may need other libraries than we do
+        python = str(venv.absolute()) if checkout and venv.exists() else sys.executable
         command = [python, "-m", "benchmarks.worker", contender, "--threads", str(threads)]
         self._process = subprocess.Popen(
             command, cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

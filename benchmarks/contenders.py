@@ -172,10 +172,10 @@ def onnxsim(case: Case, gradient: str, threads: int) -> Run | None:
     builder = qat_graph.GraphBuilder()
     shapes = {"x": case.x_shape, "w": case.w_shape, "y": case.y_shape, "dy": case.y_shape}
     try:
-        found = graph_grad.build_backward(builder, [forward], shapes, {"y": "dy"}, [target])
+        gradients = graph_grad.build_backward(builder, [forward], shapes, {"y": "dy"}, [target])
     except graph_grad.UnsupportedOpError:
         return None
-    model = _model(builder.nodes, arrays, found[target])
+    model = _model(builder.nodes, arrays, gradients[target])
     model.graph.initializer.extend(builder.initializer)
     model.opset_import[0].version = 17
     used = {name for node in model.graph.node for name in node.input}

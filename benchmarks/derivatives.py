@@ -112,7 +112,7 @@ def milliseconds(calls: dict[str, Callable[[], np.ndarray]]) -> dict[str, float]
             for _ in range(counts[name]):
                 call()
             times[name].append((time.perf_counter() - start) / counts[name])
-    return {name: 1e3 * statistics.median(found) for name, found in times.items()}
+    return {name: 1e3 * statistics.median(seconds) for name, seconds in times.items()}
 
 
 Row = tuple[ModelProto, dict[str, np.ndarray], str, str | None]  # model, feeds, output, kernels
@@ -130,8 +130,8 @@ def compared(title: str, theirs: Callable[[], Row], ours: Row, same: Callable[[n
     for name, result in results.items():
         result = same(result).reshape(results["onnx"].shape) if name == "onnx-ad" else result
         np.testing.assert_allclose(result, results["onnx"], rtol=1e-3, atol=1e-4, err_msg=f"{title} {name}")
-    told = milliseconds(calls)
-    cells = [f"{told[name]:.3f}" if name in told else "refused" for name in ("onnx-ad", "onnx", "native")]
+    timings = milliseconds(calls)
+    cells = [f"{timings[name]:.3f}" if name in timings else "refused" for name in ("onnx-ad", "onnx", "native")]
     sizes = {name: len(rows[name][0].SerializeToString()) for name in ("onnx-ad", "onnx") if name in rows}
     cells += [f"{sizes[name]:,}" if name in sizes else "" for name in ("onnx-ad", "onnx")]
     print(f"| {title} | {' | '.join(cells)} |", flush=True)
@@ -142,8 +142,8 @@ def adjoint(model: ModelProto, feeds: dict[str, np.ndarray]) -> Row:
 
 
 def tangent_of_adjoint(model: ModelProto, feeds: dict[str, np.ndarray]) -> Row:
-    made = onnx_ad.forward(onnx_ad.reverse(model, layout="onnx"), layout="onnx", outputs=["adj_x"])
-    return only(made, "fwd_adj_x"), feeds, "fwd_adj_x", None
+    derived = onnx_ad.forward(onnx_ad.reverse(model, layout="onnx"), layout="onnx", outputs=["adj_x"])
+    return only(derived, "fwd_adj_x"), feeds, "fwd_adj_x", None
 
 
 def main() -> None:

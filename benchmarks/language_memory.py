@@ -178,14 +178,14 @@ def compare(arguments: argparse.Namespace, case: str, rank: int, path: Path) -> 
             turns[part].append(json.loads(process.stdout.readline()))
     for process in started.values():
         process.communicate()
-    found: dict[str, dict[str, float]] = {}
+    measured: dict[str, dict[str, float]] = {}
     what = f"{case} {f'LoRA of rank {rank}' if rank else 'all weights'}"
     for part, numbers in turns.items():
-        found[part] = {name: float(np.median([turn[name] for turn in numbers[1:]])) for name in numbers[0]}
-        found[part] |= {"loss": numbers[-1]["loss"], "peak MB": numbers[-1]["peak MB"]}
-        print(f"{what} {part:9}", ", ".join(f"{name} {value:,.5g}" for name, value in found[part].items()))
-    for part in found.keys() & {"eager", "compiled"} if "ours" in found else ():
-        ratios = {name: found[part][name] / found["ours"][name] for name in ("step s", "processor s", "peak MB")}
+        measured[part] = {name: float(np.median([turn[name] for turn in numbers[1:]])) for name in numbers[0]}
+        measured[part] |= {"loss": numbers[-1]["loss"], "peak MB": numbers[-1]["peak MB"]}
+        print(f"{what} {part:9}", ", ".join(f"{name} {value:,.5g}" for name, value in measured[part].items()))
+    for part in measured.keys() & {"eager", "compiled"} if "ours" in measured else ():
+        ratios = {name: measured[part][name] / measured["ours"][name] for name in ("step s", "processor s", "peak MB")}
         print(
             f"{what} {ratios['step s']:.2f} times the speed of torch, {part}, by the processor's time "
             f"{ratios['processor s']:.2f}, {1 / ratios['peak MB']:.2f} of its peak",

@@ -33,11 +33,11 @@ def model() -> onnx.ModelProto:
     """x (N, FEATURES) -> tanh(x·W) (N, TARGETS): next to no work, so that reading is what takes time."""
     weight = np.random.default_rng(0).standard_normal((FEATURES, TARGETS)).astype(np.float32) / FEATURES**0.5
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"], name="h"), helper.make_node("Tanh", ["h"], ["y"], name="y")]
-    given, made = (
+    given, output = (
         helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", length])
         for name, length in (("x", FEATURES), ("y", TARGETS))
     )
-    graph = helper.make_graph(nodes, "wide", [given], [made], [numpy_helper.from_array(weight, "w")])
+    graph = helper.make_graph(nodes, "wide", [given], [output], [numpy_helper.from_array(weight, "w")])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 

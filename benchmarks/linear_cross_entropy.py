@@ -37,10 +37,8 @@ def main() -> None:
     for contender in CONTENDERS:
         python = arguments.torch_python if contender == "torch" else sys.executable
         command = [python, "-m", "benchmarks.linear_cross_entropy", *sys.argv[1:], "--contender", contender]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        print(
-            f"{contender:8} {found['seconds']:7.2f} s of processor {found['megabytes']:7.0f} MB  loss {found['loss']}"
-        )
+        row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        print(f"{contender:8} {row['seconds']:7.2f} s of processor {row['megabytes']:7.0f} MB  loss {row['loss']}")
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, float]:

@@ -88,11 +88,11 @@ def fastest(*calls: Callable[[], Any], runs: int = 30) -> list[float]:
     """Milliseconds of each call, the calls in turn."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(runs):
-        for call, own in zip(calls, times, strict=True):
+        for call, durations in zip(calls, times, strict=True):
             start = time.perf_counter()
             call()
-            own.append(1e3 * (time.perf_counter() - start))
-    return [min(own) for own in times]
+            durations.append(1e3 * (time.perf_counter() - start))
+    return [min(durations) for durations in times]
 
 
 def one_length(steps: int, checkpoint: int) -> None:

@@ -124,8 +124,8 @@ def pytorch(case: Case, parts: int, budget: float | None, threads: int) -> Calla
         for steps, later in stretches:
             kept = [s[3] for s in steps if s[3] in later or s[3] == twin.output]
             run = partial(twin.run, steps, kept)
-            made = run(values) if parts == 1 else checkpoint(run, values, use_reentrant=False)
-            values = {v: value for v, value in values.items() if v in later} | dict(zip(kept, made, strict=True))
+            results = run(values) if parts == 1 else checkpoint(run, values, use_reentrant=False)
+            values = {v: value for v, value in values.items() if v in later} | dict(zip(kept, results, strict=True))
         return values[twin.output]
 
     if budget is not None:
@@ -228,7 +228,7 @@ def main() -> None:
     if given.work:
         work(cases[given.file or given.case], given.work, given.threads)
         return
-    found: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     for name in [given.case] if given.case else list(cases):
         contenders = [f"ours {budget}" for budget in BUDGETS]
         arguments = ["--case", name, "--threads", str(given.threads)]
@@ -236,12 +236,12 @@ def main() -> None:
             arguments = ["--file", name, "--shape", *map(str, given.shape), "--classes", str(given.classes)]
         else:
             contenders += [f"checkpoint {n}" for n in PARTS] + [f"compile {budget}" for budget in COMPILED]
-        found[name] = measure(arguments, given.contenders or contenders, given.rounds, given.steps)
+        measured[name] = measure(arguments, given.contenders or contenders, given.rounds, given.steps)
         print(f"\n{name}")
-        for contender, row in found[name].items():
+        for contender, row in measured[name].items():
             print(f"  {contender:16}{row['milliseconds']:9.1f} ms{row['mib']:8.0f} MiB   loss {row['loss']:.6g}")
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "memory_curve.json").write_text(json.dumps(found, indent=1))
+    (RESULTS / "memory_curve.json").write_text(json.dumps(measured, indent=1))
 
 
 if __name__ == "__main__":

@@ -55,18 +55,18 @@ def contenders(rows: int, n: int, k: int, bits: int, threads: int) -> dict[str, 
     floats = {"w": rng.standard_normal((n, k)).astype(np.float32)}
     sizes: dict[str, Any] = {"K": k, "N": n, "bits": bits, "block_size": SIZE}
     node = helper.make_node("MatMulNBitsBackwardData", ["x", *packed], ["y"], domain=ob.DOMAIN, **sizes)
-    found: dict[str, tuple[ModelProto, str | None, int]] = {
+    models: dict[str, tuple[ModelProto, str | None, int]] = {
         f"dx, {route}": (model(node, n, packed), route, n) for route in ("native", "onnx")
     }
-    found["dx, floats"] = model(helper.make_node("MatMul", ["x", "w"], ["y"]), n, floats), None, n
+    models["dx, floats"] = model(helper.make_node("MatMul", ["x", "w"], ["y"]), n, floats), None, n
     for level in (0, 4):
         given = sizes | {"domain": "com.microsoft", "accuracy_level": level}
         node = helper.make_node("MatMulNBits", ["x", *packed], ["y"], **given)
-        found[f"y, level {level}"] = model(node, k, packed), None, k
+        models[f"y, level {level}"] = model(node, k, packed), None, k
     across = {"w": np.ascontiguousarray(floats["w"].T)}
-    found["y, floats"] = model(helper.make_node("MatMul", ["x", "w"], ["y"]), k, across), None, k
+    models["y, floats"] = model(helper.make_node("MatMul", ["x", "w"], ["y"]), k, across), None, k
     runs: dict[str, Callable[[], object]] = {}
-    for name, (one, route, width) in found.items():
+    for name, (one, route, width) in models.items():
         session = ob.session(one, kernels=route, session_options=options(threads))
         x = rng.standard_normal((rows, width)).astype(np.float32)
         runs[name] = lambda session=session, x=x: session.run(None, {"x": x})

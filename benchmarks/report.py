@@ -43,8 +43,8 @@ def best_of_pytorch(row: Row) -> float | None:
 def ratio(row: Row, contender: str, peer: str = "PyTorch") -> float | None:
     """How many times faster a contender is than a peer; of PyTorch, its best layout."""
     best = best_of_pytorch(row) if peer == "PyTorch" else row["seconds"].get(peer)
-    own = row["seconds"].get(contender)
-    return None if best is None or own is None else best / own
+    seconds = row["seconds"].get(contender)
+    return None if best is None or seconds is None else best / seconds
 
 
 def roofline(row: Row, machine: dict[str, Any]) -> float:

@@ -26,7 +26,7 @@ import onnx_backprop as ob
 from benchmarks.cases import Convolution, Interpolation
 from benchmarks.contenders import Run, one_node, ours
 from benchmarks.report import write_text
-from benchmarks.worker import SETTLED
+from benchmarks.worker import COOLDOWN
 
 RESULTS = Path(__file__).parent / "results"
 DOUBLED = ("N", "C", "rows", "columns")
@@ -164,7 +164,7 @@ def within(ratios: dict[str, float]) -> bool:
 
 def _turn(run: Run, count: int) -> float:
     """The median of some runs: the first one finds its tensors in no cache, and the threads before it come to rest."""
-    time.sleep(SETTLED)
+    time.sleep(COOLDOWN)
     run()
     return statistics.median(_once(run) for _ in range(count))
 

@@ -242,14 +242,14 @@ def worker(arguments: argparse.Namespace) -> None:
     if engine.rank == 0:
         print("\n".join(table(engine, arguments.network, arguments.rows, results)))
         if arguments.output:
-            found = {"adding_up": adding_up(), "ways": [asdict(one) for one in results]}
-            Path(arguments.output).write_text(json.dumps(found))
+            measured = {"adding_up": adding_up(), "ways": [asdict(one) for one in results]}
+            Path(arguments.output).write_text(json.dumps(measured))
 
 
-def predict(found: dict[str, Any], computes: Sequence[float] = (0.05, 0.1, 0.25, 1.0)) -> list[str]:
+def predict(measured: dict[str, Any], computes: Sequence[float] = (0.05, 0.1, 0.25, 1.0)) -> list[str]:
     """Rows a second of many nodes, in percent of that many times one node's, by the seconds that gradients take."""
-    ways = {way["way"]: Measured(**way) for way in found["ways"]}
-    beside, reduction = ways["beside"], found["adding_up"]
+    ways = {way["way"]: Measured(**way) for way in measured["ways"]}
+    beside, reduction = ways["beside"], measured["adding_up"]
     update = min(ways["behind"].update)
     lines = [
         f"<!-- {beside.bytes / 1e6:.0f} MB in {len(beside.buckets)} buckets, update {1e3 * update:.0f} ms, "
@@ -294,10 +294,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "measured.json"
         for ranks in arguments.ranks:
-            own = f"--worker --network {arguments.network} --rows {arguments.rows} --steps {arguments.steps}".split()
+            options = (
+                f"--worker --network {arguments.network} --rows {arguments.rows} --steps {arguments.steps}".split()
+            )
             launcher = shutil.which("mpiexec", path=sysconfig.get_path("scripts")) or "mpiexec"
             command = [launcher, "-n", str(ranks), sys.executable, "-m", "benchmarks.scaling_out"]
-            subprocess.run([*command, *own, "--output", str(path)], check=True)
+            subprocess.run([*command, *options, "--output", str(path)], check=True)
         if arguments.predict:
             print("\n".join(predict(json.loads(path.read_text()))))
 

@@ -225,11 +225,11 @@ def profile(name: str, optimizer: str, threads: int) -> None:
 
     network = networks()[name]
     trainer = ob.Trainer(_graph(network, optimizer), session_options=_options(threads))
-    found = measured(trainer, dict(zip(trainer.graph.inputs, network.batch(), strict=True)))
+    timings = measured(trainer, dict(zip(trainer.graph.inputs, network.batch(), strict=True)))
     print(f"\n{name}, {optimizer}")
-    for timing in found.operators[:12]:
+    for timing in timings.operators[:12]:
         print(f"  {timing.name:28}{timing.calls:6.0f}{timing.milliseconds:10.2f} ms{100 * timing.share:7.1f} %")
-    for timing in found.nodes[:12]:
+    for timing in timings.nodes[:12]:
         print(f"    {timing.name:80}{timing.milliseconds:8.2f} ms")
 
 
@@ -243,13 +243,13 @@ def table(rows: dict[str, dict[str, dict[str, float]]], contenders: Sequence[str
     ratios: list[float] = []
     memory: list[float] = []
     for key, row in rows.items():
-        own, others = row[contenders[0]], [row[c] for c in contenders[1:]]
+        first, others = row[contenders[0]], [row[c] for c in contenders[1:]]
         least = min(other["memory_mib"] for other in others)
-        ratios.append(min(other["milliseconds"] for other in others) / own["milliseconds"])
-        memory.append(own["memory_mib"] / least)
+        ratios.append(min(other["milliseconds"] for other in others) / first["milliseconds"])
+        memory.append(first["memory_mib"] / least)
         network, optimizer = key.rsplit(", ", 1)
         shown = " | ".join(f"{row[c]['milliseconds']:.3g}" for c in contenders)
-        sizes = f"{own['memory_mib']:.0f} | {least:.0f} | {memory[-1]:.2f}"
+        sizes = f"{first['memory_mib']:.0f} | {least:.0f} | {memory[-1]:.2f}"
         lines.append(f"| {network} | {optimizer} | {shown} | {ratios[-1]:.2f} | {sizes} |")
     means = [math.exp(statistics.mean(map(math.log, values))) for values in (ratios, memory)]
     lines.append(f"\nGeometric means: {means[0]:.2f} times PyTorch's best, {means[1]:.2f} of its memory.")
@@ -296,8 +296,8 @@ def main() -> None:
         print(table(rows, contenders))
 
 
-def _shown(found: dict[str, float]) -> str:
-    return f"{found['milliseconds']:.3g} ms {found['memory_mib']:.0f} MiB (loss {found['loss']:.6f})"
+def _shown(row: dict[str, float]) -> str:
+    return f"{row['milliseconds']:.3g} ms {row['memory_mib']:.0f} MiB (loss {row['loss']:.6f})"
 
 
 if __name__ == "__main__":

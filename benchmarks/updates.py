@@ -103,8 +103,8 @@ def main() -> None:
         for name, optimizer in OPTIMIZERS.items():
             (update, moved), (copy, copied) = updating(optimizer, shapes), copying(count)
             turns = [(timed(update), timed(copy)) for _ in range(rounds)]
-            own, needed = median(t for t, _ in turns), median(t for _, t in turns) * moved / copied
-            print(f"| {name} | {1e3 * own:.2f} | {1e3 * needed:.2f} | {own / needed:.2f} |", flush=True)
+            taken, needed = median(t for t, _ in turns), median(t for _, t in turns) * moved / copied
+            print(f"| {name} | {1e3 * taken:.2f} | {1e3 * needed:.2f} | {taken / needed:.2f} |", flush=True)
         print()
 
 

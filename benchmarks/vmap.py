@@ -100,13 +100,13 @@ def main() -> None:
         x = np.random.default_rng(1).standard_normal((N, *map(int, row.split(",")))).astype(np.float32)
         batch, mapped, single = session(whole), session(ob.vmap(one, {"x": 0})), session(one)
         rows = [x[n : n + 1] for n in range(N)]
-        found = milliseconds({
+        times = milliseconds({
             "batch": lambda batch=batch, x=x: batch.run(None, {"x": x}),
             "vmap": lambda mapped=mapped, x=x: mapped.run(None, {"x": x[:, None]}),
             "loop": lambda single=single, rows=rows: [single.run(None, {"x": row}) for row in rows],
         })  # fmt: skip
         print(
-            f"{name} | {' | '.join(f'{value:.3f}' for value in found.values())} | {found['vmap'] / found['batch']:.2f}"
+            f"{name} | {' | '.join(f'{value:.3f}' for value in times.values())} | {times['vmap'] / times['batch']:.2f}"
         )
     print(f"gradients of {N} rows by weights, ms | sum of a batch | per_sample | loop")
     for name in ("network of products", "network of convolutions", "attention", "LSTM"):
@@ -119,12 +119,12 @@ def main() -> None:
         y = np.asarray(session(model).run(None, {"x": x})[0])
         rank, axis = y.ndim, 1 if name == "LSTM" else 0
         rows = [(x[n : n + 1], np.take(y, [n], axis)) for n in range(N)]
-        found = milliseconds({
+        times = milliseconds({
             "batch": lambda sums=sums, x=x, y=y: sums.run(None, {"x": x, "target": y}),
             "per_sample": lambda each=each, x=x, y=y: each.run(None, {"x": x, "target": y}),
             "loop": lambda sums=sums, rows=rows: [sums.run(None, {"x": a, "target": b}) for a, b in rows],
         })  # fmt: skip
-        print(f"{name} (y of rank {rank}) | {' | '.join(f'{value:.3f}' for value in found.values())}")
+        print(f"{name} (y of rank {rank}) | {' | '.join(f'{value:.3f}' for value in times.values())}")
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             about = {"train": count, "title": name, "batch": case.batch, "learning_rate": RATE}
             size = write_site(Path(folder), graph, rows, **about)["model/training.onnx"]
-            found = javascript.steps(Path(folder), STEPS)
-        python, wasm = (min(all_[-100:]) for all_ in (times, found["times"]))
-        worst = max(abs(a / b - 1) for a, b in zip(found["losses"][:COMPARED], losses[:COMPARED], strict=True))
+            result = javascript.steps(Path(folder), STEPS)
+        python, wasm = (min(all_[-100:]) for all_ in (times, result["times"]))
+        worst = max(abs(a / b - 1) for a, b in zip(result["losses"][:COMPARED], losses[:COMPARED], strict=True))
         print(
             f"| {name} | {python:.1f} | {wasm:.1f} | {wasm / python:.1f} | {size / 1000:.0f} | {worst:.0e} |",
             flush=True,

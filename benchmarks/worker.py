@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-SETTLED = 0.1  # seconds; the threads of the contender before wait busily for some 40 ms, on a core that others need
+COOLDOWN = 0.1  # seconds; the threads of the contender before wait busily for some 40 ms, on a core that others need
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
 def _times(run, count: int) -> list[float] | None:
     if run is None:
         return None
-    time.sleep(SETTLED)
+    time.sleep(COOLDOWN)
     run()
     times = []
     for _ in range(count):

@@ -73,8 +73,8 @@ def solve(f: Any, casadi: Any) -> tuple[np.ndarray, dict[str, Any]]:
     solver = casadi.nlpsol("mpc", "ipopt", problem, quiet)
     bound = np.concatenate([np.full(2 * HORIZON + 2, np.inf), np.full(HORIZON, TORQUE)])
     start = np.concatenate([np.linspace([0, 0], [np.pi, 0], HORIZON + 1).ravel(), np.zeros(HORIZON)])
-    found = solver(x0=start, lbx=-bound, ubx=bound, lbg=0, ubg=0)["x"]
-    return np.array(found)[: 2 * HORIZON + 2].reshape(-1, 2), solver.stats()
+    solution = solver(x0=start, lbx=-bound, ubx=bound, lbg=0, ubg=0)["x"]
+    return np.array(solution)[: 2 * HORIZON + 2].reshape(-1, 2), solver.stats()
 
 
 def main() -> int:

@@ -73,12 +73,12 @@ def test_gradients_and_products(model, kernels):
 
     x = X.astype(np.float64)
     gradient = differences(scalar, x)
-    found = run(ob.vjp(model, wrt=["x"]), kernels, x=X, y_grad=seed.astype(np.float32))
-    np.testing.assert_allclose(found["x_grad"], gradient, rtol=1e-3, atol=1e-3)
+    outputs = run(ob.vjp(model, wrt=["x"]), kernels, x=X, y_grad=seed.astype(np.float32))
+    np.testing.assert_allclose(outputs["x_grad"], gradient, rtol=1e-3, atol=1e-3)
 
     tangent = differences(lambda t: forward(x + t * direction, **weights).sum(), np.zeros(1))
-    found = run(ob.jvp(model, wrt=["x"]), kernels, x=X, x_tangent=direction.astype(np.float32))
-    np.testing.assert_allclose(found["y_tangent"].sum(), tangent[0], rtol=1e-3, atol=1e-3)
+    outputs = run(ob.jvp(model, wrt=["x"]), kernels, x=X, x_tangent=direction.astype(np.float32))
+    np.testing.assert_allclose(outputs["y_tangent"].sum(), tangent[0], rtol=1e-3, atol=1e-3)
 
     scored = onnx.compose.add_prefix(model, "")
     scored.graph.node.append(onnx.helper.make_node("ReduceSum", ["y"], ["score"], keepdims=0))
@@ -94,8 +94,8 @@ def test_gradients_and_products(model, kernels):
     step = 1e-6
     ends = [gradient_of_score(x + sign * step * direction) for sign in (1, -1)]
     product = (ends[0] - ends[1]) / (2 * step)
-    found = run(ob.hvp(scored, wrt=["x"]), kernels, x=X, x_direction=direction.astype(np.float32))
-    np.testing.assert_allclose(found["x_hvp"], product, rtol=2e-3, atol=2e-3)
+    outputs = run(ob.hvp(scored, wrt=["x"]), kernels, x=X, x_direction=direction.astype(np.float32))
+    np.testing.assert_allclose(outputs["x_hvp"], product, rtol=2e-3, atol=2e-3)
 
 
 def test_losses_are_the_same_on_every_route(model):
