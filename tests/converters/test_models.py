@@ -114,12 +114,12 @@ def slopes(name: str) -> list[tuple[Feeds, float]]:
     run = float64_run(for_the_evaluator(name))
     assert_close(run(at)[0], got[y], "onnx's reference evaluator and onnxruntime disagree about the forward")
     rng = np.random.default_rng(SEED)
-    found = []
+    result = []
     for _ in range(DIRECTIONS):
         v = {n: rng.standard_normal(x.shape) / max(np.linalg.norm(got[f"{n}_grad"]), 1e-3) for n, x in at.items()}
         above, below = (run({n: at[n] + sign * STEP * v[n] for n in at})[0] for sign in (1, -1))
-        found.append((v, float(((above - below) * dy).sum()) / (2 * STEP)))
-    return found
+        result.append((v, float(((above - below) * dy).sum()) / (2 * STEP)))
+    return result
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -93,7 +93,7 @@ def test_everything_is_right(freeze: bool, kernels: str, tell: Callable[[str], N
 @cache
 def pytorch_cases() -> dict[str, tuple[ModelProto, dict[str, np.ndarray]]]:
     """The convolutions that onnx ships as exported from PyTorch, opset 6 to 9, their weights as inputs of the run."""
-    found = {}
+    collected = {}
     for case in (*load_model_tests(kind="pytorch-converted"), *load_model_tests(kind="pytorch-operator")):
         assert case.model_dir is not None
         folder = Path(case.model_dir)
@@ -105,8 +105,8 @@ def pytorch_cases() -> dict[str, tuple[ModelProto, dict[str, np.ndarray]]]:
         for i in model.graph.input:
             if i.name not in feeds:
                 feeds[i.name] = numpy_helper.to_array(onnx.load_tensor(folder / "test_data_set_0" / "input_0.pb"))
-        found[case.name] = (model, feeds)
-    return found
+        collected[case.name] = (model, feeds)
+    return collected
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

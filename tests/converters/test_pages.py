@@ -45,16 +45,16 @@ class Checked(HTMLParser):
         assert self.open.pop() == tag
 
 
-def ticks(made: str, side: str) -> dict[str, float]:
+def ticks(markup: str, side: str) -> dict[str, float]:
     """Labels of an axis and where they stand, in percent."""
-    part = re.search(rf'<div class="{side}">(.*?)</div>', made)
+    part = re.search(rf'<div class="{side}">(.*?)</div>', markup)
     assert part
-    found = re.findall(r'<span style="(?:left|bottom):([-\d.]+)%">(.*?)</span>', part[1])
-    return {label: float(at) for at, label in found}
+    matches = re.findall(r'<span style="(?:left|bottom):([-\d.]+)%">(.*?)</span>', part[1])
+    return {label: float(at) for at, label in matches}
 
 
-def lines(made: str) -> list[list[tuple[float, float]]]:
-    drawn = re.findall(r'points="(.*?)"', made)
+def lines(markup: str) -> list[list[tuple[float, float]]]:
+    drawn = re.findall(r'points="(.*?)"', markup)
     return [[(float(x), float(y)) for x, y in (p.split(",") for p in points.split())] for points in drawn]
 
 
@@ -70,15 +70,15 @@ def lines(made: str) -> list[list[tuple[float, float]]]:
     ],
 )
 def test_ticks_are_round_numbers(low: float, high: float, expected: list[str]) -> None:
-    made = chart({"y": [(0, low), (10, high)]}, "x", "y")
-    found = ticks(made, "left")
-    assert list(found) == expected
-    assert next(iter(found.values())) == 0
-    assert list(found.values())[-1] == 100
-    assert list(ticks(made, "below")) == ["0", "2", "4", "6", "8", "10"]
+    markup = chart({"y": [(0, low), (10, high)]}, "x", "y")
+    positions = ticks(markup, "left")
+    assert list(positions) == expected
+    assert next(iter(positions.values())) == 0
+    assert list(positions.values())[-1] == 100
+    assert list(ticks(markup, "below")) == ["0", "2", "4", "6", "8", "10"]
     # the curve is where the ticks say: value to share and back
-    values = [float(label.replace(",", "")) for label in found]
-    for (_, y), value in zip(lines(made)[0], (low, high), strict=True):
+    values = [float(label.replace(",", "")) for label in positions]
+    for (_, y), value in zip(lines(markup)[0], (low, high), strict=True):
         assert values[0] + (100 - y) / 100 * (values[-1] - values[0]) == pytest.approx(value, rel=1e-3)
 
 
@@ -91,21 +91,21 @@ def test_ticks_are_round_numbers(low: float, high: float, expected: list[str]) -
     ],
 )
 def test_a_logarithmic_axis(low: float, high: float, expected: list[str]) -> None:
-    made = chart({"y": [(0, low), (10, high)]}, "x", "y")
-    assert "(logarithmic)" in made
-    found = ticks(made, "left")
-    assert list(found) == expected
-    for label, at in found.items():
+    markup = chart({"y": [(0, low), (10, high)]}, "x", "y")
+    assert "(logarithmic)" in markup
+    positions = ticks(markup, "left")
+    assert list(positions) == expected
+    for label, at in positions.items():
         share = math.log(float(label) / low) / math.log(high / low)
         assert at == pytest.approx(100 * share, abs=0.01)
 
 
 @pytest.mark.parametrize(("value", "ends"), [(1e-3, ("0.0000", "0.0020")), (-2.0, ("-4", "0")), (0.0, ("0.0", "1.0"))])
 def test_a_constant_is_a_line_in_a_sensible_range(value: float, ends: tuple[str, str]) -> None:
-    made = chart({"rate": [(n, value) for n in range(5)]}, "step", "rate")
-    labels = list(ticks(made, "left"))
+    markup = chart({"rate": [(n, value) for n in range(5)]}, "step", "rate")
+    labels = list(ticks(markup, "left"))
     assert (labels[0], labels[-1]) == ends
-    (drawn,) = lines(made)
+    (drawn,) = lines(markup)
     assert len(drawn) == 5
     assert {y for _, y in drawn} == ({50.0} if value else {100.0})
 
@@ -121,42 +121,42 @@ def test_odd_curves() -> None:
 def test_names_of_strangers() -> None:
     hostile = "<script>alert('x')</script>\x1b[2J\"&"
     cells = [(hostile, Bar(hostile, math.nan), Verdict(hostile, good=None), *["x"] * 4)]
-    made = fragment(table([hostile] * 7, cells), chart({hostile: [(0, 1.0)]}, hostile, hostile))
-    page = Checked(made)
+    markup = fragment(table([hostile] * 7, cells), chart({hostile: [(0, 1.0)]}, hostile, hostile))
+    page = Checked(markup)
     assert "script" not in page.tags
     assert {name for name, _ in page.attributes} <= KNOWN
-    assert "\x1b" not in made
+    assert "\x1b" not in markup
 
 
 def test_long_tables_open_at_a_click() -> None:
-    made = table(("a",), [(str(n),) for n in range(10)], most=4)
-    Checked(made)
-    assert "6 more" in made
-    assert made.index("<details>") < made.index("<td>4</td>")
+    markup = table(("a",), [(str(n),) for n in range(10)], most=4)
+    Checked(markup)
+    assert "6 more" in markup
+    assert markup.index("<details>") < markup.index("<td>4</td>")
     assert "details" not in table(("a",), [("1",)], most=4)
 
 
 def test_columns_without_a_cell_are_left_out() -> None:
-    made = table(("a", "b", "c"), [("1", "", "2"), ("3", "", "4")], numbers=(2,))
-    assert re.findall("<th[^>]*>(.)</th>", made) == ["a", "c"]
-    assert re.findall("<td([^>]*)>(.)</td>", made) == [("", "1"), (" class=n", "2"), ("", "3"), (" class=n", "4")]
+    markup = table(("a", "b", "c"), [("1", "", "2"), ("3", "", "4")], numbers=(2,))
+    assert re.findall("<th[^>]*>(.)</th>", markup) == ["a", "c"]
+    assert re.findall("<td([^>]*)>(.)</td>", markup) == [("", "1"), (" class=n", "2"), ("", "3"), (" class=n", "4")]
     assert table((), [(Verdict("x", good=True),)]).count("<td") == 1
     assert "<th>b</th>" in table(("a", "b"), [])
 
 
 def test_charts_below_each_other_have_one_axis() -> None:
-    made = [chart({"a": points}, "x", "a", ends=(0, 31)) for points in ([(0, 1.0), (31, 2.0)], [(7, 1.0), (15, 3.0)])]
-    ticks = [re.findall(r'left:([\d.]+%)">(\d+)<', page) for page in made]
+    charts = [chart({"a": points}, "x", "a", ends=(0, 31)) for points in ([(0, 1.0), (31, 2.0)], [(7, 1.0), (15, 3.0)])]
+    ticks = [re.findall(r'left:([\d.]+%)">(\d+)<', page) for page in charts]
     assert ticks[0] == ticks[1]
     assert ticks[0][0] == ("0.00%", "0")
 
 
 def test_a_page(tmp_path: Path) -> None:
     write_page(tmp_path / "a.html", "A <title>", "<p>x</p>")
-    made = (tmp_path / "a.html").read_text(encoding="utf-8")
-    assert "A &lt;title&gt;" in made
-    assert 'name="viewport"' in made
-    assert "color-scheme: light dark" in made
+    markup = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert "A &lt;title&gt;" in markup
+    assert 'name="viewport"' in markup
+    assert "color-scheme: light dark" in markup
     with pytest.raises(ob.InvalidArgumentError, match="cannot write the page"):
         write_page(tmp_path / "no" / "a.html", "A")
 
@@ -175,9 +175,9 @@ def test_notebooks_show_what_was_found() -> None:
         (explanation, r"<GradientExplanation: converts, 4 of 4 variables reached; nodes: 3 served>", ("conv", "yes")),
     ):
         assert re.fullmatch(short, repr(shown)), repr(shown)
-        made = shown._repr_html_()
-        Checked(made)
-        assert all(word in made for word in words)
+        markup = shown._repr_html_()
+        Checked(markup)
+        assert all(word in markup for word in words)
 
 
 def test_a_refusal_on_a_page() -> None:
@@ -185,8 +185,8 @@ def test_a_refusal_on_a_page() -> None:
     node = NodeExplanation("Det-22", "/det", "no rule", why="Det has no gradient rule")
     explanation = ob.GradientExplanation((variable,), (node,))
     assert repr(explanation) == ("<GradientExplanation: does not convert, 0 of 1 variables reached; nodes: 1 no rule>")
-    made = explanation._repr_html_()
-    Checked(made)
+    markup = explanation._repr_html_()
+    Checked(markup)
     for words in ("<b class=bad>does not convert</b>", "<b class=bad>no rule</b>", "a &lt;reason&gt;"):
-        assert words in made
+        assert words in markup
     Checked(ob.GradientExplanation((), ())._repr_html_())

@@ -21,7 +21,7 @@ def model_of(text: str, *, opset: int = 22) -> ModelProto:
     return parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {text}')
 
 
-def told(explanation: ob.GradientExplanation) -> dict[str, tuple[str, str]]:
+def statuses(explanation: ob.GradientExplanation) -> dict[str, tuple[str, str]]:
     """(operator, status) by node."""
     return {node.node: (node.op, node.status) for node in explanation.nodes}
 
@@ -36,7 +36,7 @@ NET = """
 
 def test_rules_stops_and_what_lies_aside() -> None:
     explanation = ob.explain_gradients(model_of(NET), of=["y"])
-    assert told(explanation) == {
+    assert statuses(explanation) == {
         "conv": ("Conv-22", "served"),
         "relu": ("Relu-14", "served"),
         "argmax": ("ArgMax-13", "stops"),
@@ -68,8 +68,8 @@ def test_only_what_depends_on_wrt() -> None:
         "g (float[2] a, float[2] b) => (float[2] y) { [one] c = Exp(a)  [two] d = Sin(b)  [three] y = Mul(c, d) }"
     )
     model.graph.node[1].op_type = "Tanh"
-    assert set(told(ob.explain_gradients(model, wrt=["a"]))) == {"one", "three"}
-    assert set(told(ob.explain_gradients(model))) == {"one", "two", "three"}
+    assert set(statuses(ob.explain_gradients(model, wrt=["a"]))) == {"one", "three"}
+    assert set(statuses(ob.explain_gradients(model))) == {"one", "two", "three"}
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_it_agrees_with_backward_on_what_is_reached() -> None:
     reached = [v.name for v in explanation.variables if v.reached]
     graph = ob.backward(model, wrt=reached, of=["y", "z"])
     assert [o.name for o in graph.graph.output][3:] == [f"{name}_grad" for name in reached]
-    assert told(explanation)["side"] == ("Neg-13", "served")
+    assert statuses(explanation)["side"] == ("Neg-13", "served")
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +245,6 @@ def test_what_is_no_parameter_is_told() -> None:
     model = model_of(
         "g (float[2] x) => (float[2] y) <float e = {2.0}, float[2] w = {0.25, 0.5}> { a = Mul(x, w) y = Pow(a, e) }"
     )
-    told = {v.name: (v.reached, v.why) for v in ob.explain_gradients(model).variables}
-    assert told["e"] == (False, "exponent of Pow, which wrt can name")
-    assert told["w"] == (True, "")
+    variables = {v.name: (v.reached, v.why) for v in ob.explain_gradients(model).variables}
+    assert variables["e"] == (False, "exponent of Pow, which wrt can name")
+    assert variables["w"] == (True, "")

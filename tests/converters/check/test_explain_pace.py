@@ -23,6 +23,6 @@ def test_a_node_is_tried_with_what_lies_around_it(monkeypatch: pytest.MonkeyPatc
     seen: list[int] = []
     walk = explain.walk_back
     monkeypatch.setattr(explain, "walk_back", lambda path, *rest: seen.append(len(path.active)) or walk(path, *rest))
-    found = ob.explain_gradients(chain(60))
-    assert len(found.nodes) == len(seen) == 61
+    explanation = ob.explain_gradients(chain(60))
+    assert len(explanation.nodes) == len(seen) == 61
     assert max(seen) <= 3

@@ -19,12 +19,12 @@ KNOWN = """<ir_version: 10, opset_import: ["": 21]> net (float[2, 4] x, float[5]
 @pytest.mark.parametrize("text", [KNOWN, KNOWN.replace("[2, ", "[N, ")])
 def test_jacobian(direction: str, text: str) -> None:
     model = network(text)
-    made = ob.jacobian(model, ["x", "c", "v"], ["y", "t"], direction=direction)
-    (one,) = ob.derivatives(made)
+    derived = ob.jacobian(model, ["x", "c", "v"], ["y", "t"], direction=direction)
+    (one,) = ob.derivatives(derived)
     assert one.mode == "jacobian"
     assert [list(block) for block in one.results.values()] == [["x", "c", "v"]] * 2
     x, c = drawn(2, 4), drawn(5)
-    got = answers(made, x=x, c=c)
+    got = answers(derived, x=x, c=c)
     tangents = {"x": drawn(2, 4), "c": drawn(5), "v": drawn(5, 3)}
     product = answers(
         ob.jvp(model, ["x", "c", "v"], ["y", "t"]), x=x, c=c, **{f"{n}_tangent": v for n, v in tangents.items()}
@@ -34,7 +34,7 @@ def test_jacobian(direction: str, text: str) -> None:
         for name, block in blocks.items():
             v = tangents[name]
             assert got[block].shape == got[y].shape + v.shape
-            assert dims(made, block) == [*dims(model, y), *([5, 3] if name == "v" else dims(model, name))]
+            assert dims(derived, block) == [*dims(model, y), *([5, 3] if name == "v" else dims(model, name))]
             total += np.tensordot(got[block], v, v.ndim)
         np.testing.assert_allclose(total, product[f"{y}_tangent"], rtol=1e-4, atol=1e-5)
     assert not got["t_jacobian_v"].any()
@@ -81,19 +81,19 @@ def test_the_shorter_way() -> None:
     x = drawn(2)
     expected = np.zeros((20, 2), np.float32)
     expected[np.arange(20), np.arange(20) % 2] = np.tile(np.cos(x), 10)
-    for made in (reverse, forward):
-        np.testing.assert_allclose(answers(made, x=x)["y_jacobian_x"], expected, rtol=1e-6)
+    for derived in (reverse, forward):
+        np.testing.assert_allclose(answers(derived, x=x)["y_jacobian_x"], expected, rtol=1e-6)
     with pytest.raises(ob.InvalidArgumentError, match="direction: expected one of 'auto', 'reverse', 'forward'"):
         ob.jacobian(model, ["x"], ["y"], direction="sideways")
 
 
 @pytest.mark.parametrize("kernels", ["onnx", "native"])
 def test_hessian(kernels: str) -> None:
-    made = ob.hessian(network(), ["x", "w"], ["s"], kernels=kernels)
-    (one,) = ob.derivatives(made)
+    derived = ob.hessian(network(), ["x", "w"], ["s"], kernels=kernels)
+    (one,) = ob.derivatives(derived)
     assert one.results == {a: {b: f"{a}_hessian_{b}" for b in ("x", "w")} for a in ("x", "w")}
     x, v, w = drawn(2, 4), drawn(2, 4), drawn(4, 5)
-    got = answers(made, x=x)
+    got = answers(derived, x=x)
     product = answers(ob.hvp(network(), ["x", "w"], ["s"]), x=x, x_direction=v, w_direction=w)
     for name in ("x", "w"):
         total = np.tensordot(got[f"{name}_hessian_x"], v, 2) + np.tensordot(got[f"{name}_hessian_w"], w, 2)
@@ -120,10 +120,10 @@ def test_the_winners_of_a_pool_are_found_once(shape: str, direction: str) -> Non
         f'<ir_version: 10, opset_import: ["": 18]> g (float[{shape}] x) => (float[A, 2, B, C] y) {{ y = {pool} (x) }}'
     )
     x = np.random.default_rng(3).permutation(72).reshape(1, 2, 6, 6).astype(np.float32)
-    made = ob.jacobian(model, ["x"], ["y"], direction=direction)
-    got = answers(made, "onnx", x=x)
+    derived = ob.jacobian(model, ["x"], ["y"], direction=direction)
+    got = answers(derived, "onnx", x=x)
     np.testing.assert_array_equal(got["y_jacobian_x"], (got["y"][..., None, None, None, None] == x).astype(np.float32))
-    scans = [node for node in made.graph.node if node.op_type == "Scan"]
+    scans = [node for node in derived.graph.node if node.op_type == "Scan"]
     left = {node.op_type for node in all_nodes(scans) if node.op_type.startswith("MaxPool")}
     assert left == (set() if shape[0] == "1" else {"MaxPoolBackward"} if direction == "reverse" else left)
     native = ob.jacobian(model, ["x"], ["y"], direction=direction, kernels="native")
@@ -136,8 +136,8 @@ def test_a_crop_in_the_body_of_a_scan() -> None:
         '<ir_version: 10, opset_import: ["": 21]> g (float[N, 3, 4] x) => (float[N, 3, 5] y) <int64[1] k = {5}> '
         "{ p = AveragePool<kernel_shape = [1]>(x) y = CenterCropPad<axes = [-1]>(p, k) }"
     )
-    made = ob.jacobian(model, ["x"], ["y"])
-    (got,) = (value for name, value in answers(made, x=drawn(2, 3, 4)).items() if name != "y")
+    derived = ob.jacobian(model, ["x"], ["y"])
+    (got,) = (value for name, value in answers(derived, x=drawn(2, 3, 4)).items() if name != "y")
     expected = np.einsum("na,cb,hw->nchabw", np.eye(2), np.eye(3), np.eye(5, 4))
     np.testing.assert_array_equal(got, expected)
 

@@ -43,9 +43,9 @@ E = np.exp(X.astype(np.float64) @ W.astype(np.float64))
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_by_a_value_inside(kernels: str) -> None:
-    made = ob.backward(network(), wrt=["e"], of=["s"], kernels=kernels)
-    assert names(made) == ["x", "y", "s", "e_grad"]
-    np.testing.assert_allclose(outputs(made, {"x": X})["e_grad"], by_e(E), rtol=1e-4)
+    derived = ob.backward(network(), wrt=["e"], of=["s"], kernels=kernels)
+    assert names(derived) == ["x", "y", "s", "e_grad"]
+    np.testing.assert_allclose(outputs(derived, {"x": X})["e_grad"], by_e(E), rtol=1e-4)
 
 
 def test_each_is_the_whole_derivative() -> None:
@@ -62,10 +62,10 @@ def test_each_is_the_whole_derivative() -> None:
 
 def test_of_a_value_inside() -> None:
     """It becomes an output behind the model's own."""
-    made = ob.backward(network(), wrt=["x"], of=["e"])
-    assert names(made) == ["x", "e_grad", "y", "s", "e", "x_grad"]
+    derived = ob.backward(network(), wrt=["x"], of=["e"])
+    assert names(derived) == ["x", "e_grad", "y", "s", "e", "x_grad"]
     seed = RNG.standard_normal(E.shape).astype(np.float32)
-    got = outputs(made, {"x": X, "e_grad": seed})
+    got = outputs(derived, {"x": X, "e_grad": seed})
     np.testing.assert_allclose(got["e"], E, rtol=1e-5)
     np.testing.assert_allclose(got["x_grad"], (seed * E) @ W.T, rtol=1e-4)
     again = outputs(ob.backward(network(), wrt=["e"], of=["e"]), {"x": X, "e_grad_2": seed})
@@ -78,9 +78,9 @@ def test_products() -> None:
     y = from_e(E)
     got = outputs(ob.vjp(network(), wrt=["e"], of=["b"]), {"x": X, "b_grad": u})
     np.testing.assert_allclose(got["e_grad"], u @ V.T, rtol=1e-4)
-    made = ob.jvp(network(), wrt=["e"], of=["y", "b"])
-    assert names(made) == ["x", "e_tangent", "y", "s", "b", "y_tangent", "b_tangent"]
-    got = outputs(made, {"x": X, "e_tangent": t})
+    derived = ob.jvp(network(), wrt=["e"], of=["y", "b"])
+    assert names(derived) == ["x", "e_tangent", "y", "s", "b", "y_tangent", "b_tangent"]
+    got = outputs(derived, {"x": X, "e_tangent": t})
     np.testing.assert_allclose(got["b_tangent"], t @ V, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(got["y_tangent"], (1 - y * y) * (t @ V), rtol=1e-4, atol=1e-6)
     batched = outputs(ob.vjp(network(), wrt=["e"], of=["b"], batched=True), {"x": X, "b_grad": np.stack([u, 2 * u])})
@@ -144,10 +144,10 @@ def test_grad_cam() -> None:
         [numpy_helper.from_array(kernel, "w"), numpy_helper.from_array(head, "v")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    made = ob.vjp(model, wrt=["features"], of=["scores"])
-    assert [v.name for v in made.graph.output] == ["probs", "scores", "features_grad"]
+    derived = ob.vjp(model, wrt=["features"], of=["scores"])
+    assert [v.name for v in derived.graph.output] == ["probs", "scores", "features_grad"]
     x = rng.standard_normal((2, 3, 8, 8)).astype(np.float32)
-    got = outputs(made, {"x": x, "scores_grad": np.eye(5, dtype=np.float32)[[1, 3]]})
+    got = outputs(derived, {"x": x, "scores_grad": np.eye(5, dtype=np.float32)[[1, 3]]})
     features = outputs(
         ob.backward(model, wrt=["x"], of=["features"]), {"x": x, "features_grad": np.zeros((2, 4, 6, 6), "f")}
     )

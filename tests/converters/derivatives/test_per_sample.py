@@ -93,18 +93,18 @@ def test_gradients(name: str) -> None:
     floats = [k for k in shapes if k != "i"]
     weights = [t.name for t in model.graph.initializer if t.data_type == 1 and t.name not in "mq"]
     options = {"wrt": [*floats, *weights], "of": ["y"]}
-    made = ob.backward(model, per_sample=True, **options)
+    derived = ob.backward(model, per_sample=True, **options)
     y = run(model, feeds_of(shapes))["y"]
     check(
-        made,
+        derived,
         ob.backward(model, **options),
         feeds_of(shapes) | {"y_grad": drawn(*y.shape)},
         lambda n: n in ("y", *(f"{f}_grad" for f in floats)),
     )
-    scans = [node for node in made.graph.node if node.op_type == "Scan"]
+    scans = [node for node in derived.graph.node if node.op_type == "Scan"]
     assert len(scans) == (1 if "recurrent" in name else 0)
     assert all("scan_input_axes" in {a.name for a in node.attribute} for node in scans), "over steps, not over rows"
-    assert ob.derivatives(made)[-1] == ob.derivatives(ob.backward(model, **options))[-1]
+    assert ob.derivatives(derived)[-1] == ob.derivatives(ob.backward(model, **options))[-1]
 
 
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
@@ -128,12 +128,12 @@ def test_jacobians(name: str, direction: str) -> None:
 def test_training_graphs(name: str, loss: str) -> None:
     model, shapes = MODELS[name]
     read = {"prediction": "c" if name == "products" else "y", "wrt_inputs": ["x"]}
-    made = ob.training_graph(model, loss=loss, per_sample=True, **read)
+    graph = ob.training_graph(model, loss=loss, per_sample=True, **read)
     plain = ob.training_graph(model, loss=loss, **read)
     targets = drawn(ROWS, 3) if loss == "mse" else np.random.default_rng(SEED).integers(0, 3, ROWS)
-    assert made.target is not None
-    check(made.model, plain.model, feeds_of(shapes) | {made.target: targets}, lambda n: n in ("y", "x_grad"))
-    assert list(made.parameters) == list(plain.parameters)
+    assert graph.target is not None
+    check(graph.model, plain.model, feeds_of(shapes) | {graph.target: targets}, lambda n: n in ("y", "x_grad"))
+    assert list(graph.parameters) == list(plain.parameters)
 
 
 def test_a_number_for_each_row_is_seeded_with_1() -> None:
@@ -155,8 +155,8 @@ def test_a_mean_over_rows_has_a_row_each() -> None:
 
 def test_a_file_of_one_row_that_is_set_free() -> None:
     model = model_of("(float[1, 3] x) => (float[1, 2] y) { y = MatMul(x, w) }", w=drawn(3, 2))
-    made = ob.jacobian(model, ["x"], ["y"], per_sample=["x"], free={"x": {0: "batch"}})
-    got = run(made, {"x": drawn(4, 3)})["y_jacobian_x"]
+    derived = ob.jacobian(model, ["x"], ["y"], per_sample=["x"], free={"x": {0: "batch"}})
+    got = run(derived, {"x": drawn(4, 3)})["y_jacobian_x"]
     np.testing.assert_allclose(got, np.broadcast_to(drawn(3, 2).T, (4, 2, 3)), rtol=1e-6)
 
 

@@ -48,15 +48,15 @@ def test_a_gradient_of_a_gradient_of_a_gradient() -> None:
         '<ir_version: 10, opset_import: ["": 21]> g (float[3] x) => (float[3] y) { s = Mul(x, x) q = Mul(s, s) y = Mul(q, x) }'
     )
     x = np.array([1, -2, 0.5], np.float32)
-    of, made = "y", model
+    of, derived = "y", model
     for order, coefficient in enumerate((5, 20, 60, 120, 120), start=1):
-        made = ob.backward(made, wrt=["x"], of=[of])
-        newest = ob.derivatives(made)[-1]
+        derived = ob.backward(derived, wrt=["x"], of=[of])
+        newest = ob.derivatives(derived)[-1]
         of = newest.results["x"]
-        seeds = {s: np.ones(3, np.float32) for one in ob.derivatives(made) for s in one.seeds.values()}
-        np.testing.assert_allclose(answers(made, x=x, **seeds)[of], coefficient * x ** (5 - order), rtol=1e-5)
-    assert len(ob.derivatives(made)) == 5
-    names = [value.name for value in (*made.graph.input, *made.graph.output)]
+        seeds = {s: np.ones(3, np.float32) for one in ob.derivatives(derived) for s in one.seeds.values()}
+        np.testing.assert_allclose(answers(derived, x=x, **seeds)[of], coefficient * x ** (5 - order), rtol=1e-5)
+    assert len(ob.derivatives(derived)) == 5
+    names = [value.name for value in (*derived.graph.input, *derived.graph.output)]
     assert names == ["x", "y_grad", *(f"x_grad{n}_grad" for n in ("", "_2", "_3", "_4")), "y", "x_grad"] + [
         f"x_grad_{n}" for n in (2, 3, 4, 5)
     ]
@@ -66,8 +66,8 @@ def test_a_model_that_has_such_names_already() -> None:
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> g (float[2] x, float[2] x_grad) => (float[2] y) { y_grad = Mul(x, x) y = Mul(y_grad, x_grad) }'
     )
-    made = ob.backward(model, wrt=["x", "x_grad"])
-    assert ob.derivatives(made)[-1] == ob.Derivative(
+    derived = ob.backward(model, wrt=["x", "x_grad"])
+    assert ob.derivatives(derived)[-1] == ob.Derivative(
         "vjp", {"y": "y_grad_2"}, {"x": "x_grad_2", "x_grad": "x_grad_grad"}
     )
 
@@ -77,12 +77,12 @@ def test_models_come_and_go_as_they_are(tmp_path: Path) -> None:
     onnx.save(network(), path)
     expected = ob.jvp(network(), ["x"], ["y"])
     assert ob.jvp(path, ["x"], ["y"]) == expected
-    made = ob.jvp(ir.load(path), ["x"], ["y"])
-    assert isinstance(made, ir.Model)
-    assert ir.to_proto(made).graph.node == ir.to_proto(ir.from_proto(expected)).graph.node
-    assert ob.derivatives(made) == ob.derivatives(expected)
-    assert isinstance(ob.use_kernels(made, "numpy"), ir.Model)
-    assert ob.session(made).run(["y"], {"x": drawn(2, 4), "x_tangent": drawn(2, 4)})
+    derived = ob.jvp(ir.load(path), ["x"], ["y"])
+    assert isinstance(derived, ir.Model)
+    assert ir.to_proto(derived).graph.node == ir.to_proto(ir.from_proto(expected)).graph.node
+    assert ob.derivatives(derived) == ob.derivatives(expected)
+    assert isinstance(ob.use_kernels(derived, "numpy"), ir.Model)
+    assert ob.session(derived).run(["y"], {"x": drawn(2, 4), "x_tangent": drawn(2, 4)})
 
 
 @pytest.mark.parametrize("kernels", ["onnx", "numpy", "native"])
@@ -104,8 +104,8 @@ def test_the_tangent_keeps_nothing_of_the_gradient() -> None:
     model = network(
         """<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 5] y) { y = MatMul(x, w) }"""
     )
-    made = ob.jvp(model, ["x"])
-    assert [node.op_type for node in made.graph.node if node.op_type != "Transpose"] == ["MatMul", "MatMul"]
+    derived = ob.jvp(model, ["x"])
+    assert [node.op_type for node in derived.graph.node if node.op_type != "Transpose"] == ["MatMul", "MatMul"]
 
 
 def test_a_name_is_that_of_one_length() -> None:
@@ -123,15 +123,15 @@ def test_a_name_is_that_of_one_length() -> None:
             infos[name].type.tensor_type.shape.dim if name in infos else (), np.shape(value), strict=False
         ):
             lengths.setdefault(dim.dim_param, set()).add(length)
-    assert {name: found for name, found in lengths.items() if name and len(found) > 1} == {}
+    assert {name: sizes for name, sizes in lengths.items() if name and len(sizes) > 1} == {}
 
 
 def test_every_output_is_seeded() -> None:
-    made = ob.vjp(network(), ["x"])
-    assert ob.derivatives(made)[-1].seeds == {"y": "y_grad", "s": "s_grad"}
+    derived = ob.vjp(network(), ["x"])
+    assert ob.derivatives(derived)[-1].seeds == {"y": "y_grad", "s": "s_grad"}
     x, u = drawn(2, 4), drawn(2, 3)
-    both = answers(made, x=x, y_grad=u, s_grad=np.array(3, np.float32))["x_grad"]
-    alone = answers(made, x=x, y_grad=u, s_grad=np.array(0, np.float32))["x_grad"]
+    both = answers(derived, x=x, y_grad=u, s_grad=np.array(3, np.float32))["x_grad"]
+    alone = answers(derived, x=x, y_grad=u, s_grad=np.array(0, np.float32))["x_grad"]
     of_s = answers(ob.backward(network(), wrt=["x"], of=["s"]), x=x)["x_grad"]
     np.testing.assert_allclose(both, alone + 3 * of_s, rtol=1e-5, atol=1e-6)
 
@@ -153,7 +153,7 @@ def test_several_seeds_in_one_run(mode: str, count: int) -> None:
     assert len(got) == count
     for row, one in zip(got, seeds, strict=True):
         np.testing.assert_allclose(row, answers(once, x=x, **{seed: one})[result], rtol=1e-6, atol=1e-7)
-    tanh, as_before = ([node for node in made.graph.node if node.op_type == "Tanh"] for made in (many, once))
+    tanh, as_before = ([node for node in derived.graph.node if node.op_type == "Tanh"] for derived in (many, once))
     assert tanh == as_before, "what does not depend on the seeds is computed once"
     assert not [node for node in many.graph.node if node.op_type == "Scan"]
 
@@ -175,9 +175,9 @@ def test_a_hessian_times_a_vector() -> None:
     """s(x, w): against second differences in float64."""
     model = network()
     x, v = drawn(2, 4), {"x": drawn(2, 4), "w": drawn(4, 5)}
-    made = ob.hvp(model, ["x", "w"], ["s"])
-    assert [value.name for value in made.graph.output] == ["y", "s", "x_hvp", "w_hvp"]
-    got = answers(made, x=x, x_direction=v["x"], w_direction=v["w"])
+    derived = ob.hvp(model, ["x", "w"], ["s"])
+    assert [value.name for value in derived.graph.output] == ["y", "s", "x_hvp", "w_hvp"]
+    got = answers(derived, x=x, x_direction=v["x"], w_direction=v["w"])
     parameters = {tensor.name: numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer}
 
     def slope(step: float) -> tuple[np.ndarray, np.ndarray]:
@@ -233,13 +233,13 @@ ZERO = '<ir_version: 10, opset_import: ["": 21]> g (float[3] x, float[3] z) => (
 def test_kinds_of_nothing() -> None:
     model = parser.parse_model(ZERO)
     x, z = drawn(3), drawn(3)
-    with pytest.warns(ob.OnnxBackpropWarning, match="the derivative by 'x' is zero: Floor 'a' stops it") as told:
-        made = ob.jvp(model, ["x"], ["y", "r"])
-    assert len(told) == 1
-    got = answers(made, x=x, z=z, x_tangent=drawn(3))
+    with pytest.warns(ob.OnnxBackpropWarning, match="the derivative by 'x' is zero: Floor 'a' stops it") as caught:
+        derived = ob.jvp(model, ["x"], ["y", "r"])
+    assert len(caught) == 1
+    got = answers(derived, x=x, z=z, x_tangent=drawn(3))
     assert not got["y_tangent"].any()
     assert not got["r_tangent"].any()
-    assert "y_grad" not in [value.name for value in made.graph.input]
+    assert "y_grad" not in [value.name for value in derived.graph.input]
     with pytest.raises(ob.InvalidArgumentError, match="Floor"):
         ob.jvp(model, ["x"], ["y"], strict=True)
 
@@ -249,8 +249,8 @@ def test_a_linear_function_has_no_second_derivative() -> None:
         '<ir_version: 10, opset_import: ["": 21]> g (float[N] x) => (float s) { r = Relu(x) s = ReduceSum<keepdims = 0>(r) }'
     )
     with pytest.warns(ob.OnnxBackpropWarning, match="the derivative by 'x' is zero"):
-        made = ob.hvp(model, ["x"])
-    np.testing.assert_array_equal(answers(made, x=drawn(3), x_direction=drawn(3))["x_hvp"], np.zeros(3, np.float32))
+        derived = ob.hvp(model, ["x"])
+    np.testing.assert_array_equal(answers(derived, x=drawn(3), x_direction=drawn(3))["x_hvp"], np.zeros(3, np.float32))
     with pytest.raises(ob.InvalidArgumentError, match="'x' does not influence"):
         ob.hvp(model, ["x"], strict=True)
 
@@ -274,14 +274,16 @@ def test_where_a_norm_is_zero(node: str) -> None:
     )
     wrt = ["w", "p"] if "p)" in node else ["w"]
     first = ob.backward(model, wrt=wrt, of=["s"])
-    for made in (
+    for derived in (
         ob.hvp(model, wrt, ["s"]),
         ob.backward(first, wrt=wrt, of=list(ob.derivatives(first)[-1].results.values())),
     ):
-        newest = ob.derivatives(made)[-1]
-        seeds = {seed: drawn(*dims(made, seed)) for one in ob.derivatives(made) for seed in one.seeds.values()}
+        newest = ob.derivatives(derived)[-1]
+        seeds = {seed: drawn(*dims(derived, seed)) for one in ob.derivatives(derived) for seed in one.seeds.values()}
         feeds = {"f": np.zeros((2, 2, 3, 3), np.float32), "w": drawn(2, 2, 3, 3), "p": np.float32([2.5])}
-        results = answers(made, **seeds, **{n: feeds[n] for n in feeds if n in [v.name for v in made.graph.input]})
+        results = answers(
+            derived, **seeds, **{n: feeds[n] for n in feeds if n in [v.name for v in derived.graph.input]}
+        )
         for name in newest.results.values():
             np.testing.assert_array_equal(results[name], np.zeros(results[name].shape))
 
@@ -326,10 +328,10 @@ def test_through_both_branches() -> None:
         '<ir_version: 10, opset_import: ["": 21]> g (float[N, 2] x, float[2] w, bool c) => (float[N, 2] y) { '
         "y = If(c) <then_branch = t () => (float[N, 2] a) { a = Mul(x, w) }, else_branch = e () => (float[N, 2] b) { s = Sin(x) b = Sub(s, w) }> }"
     )
-    made = ob.jvp(model, ["x", "w"])
+    derived = ob.jvp(model, ["x", "w"])
     x, w, v, u = drawn(3, 2), drawn(2), drawn(3, 2), drawn(2)
     for c, expected in ((True, v * w + x * u), (False, np.cos(x) * v - u)):
-        got = answers(made, x=x, w=w, c=np.array(c), x_tangent=v, w_tangent=u)["y_tangent"]
+        got = answers(derived, x=x, w=w, c=np.array(c), x_tangent=v, w_tangent=u)["y_tangent"]
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 

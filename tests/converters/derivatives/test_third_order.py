@@ -62,16 +62,16 @@ def test_third_derivative(op: str) -> None:
     model = model_of(SMOOTH[op])
     rng = np.random.default_rng(len(op))
     x, u, v, w = (rng.uniform(-1, 1, SHAPE) for _ in "xuvw")
-    made = ob.backward(model, wrt=["x"], of=["total"])
+    derived = ob.backward(model, wrt=["x"], of=["total"])
     feeds = {"x": x.astype(np.float32)}
     for along in (u, v):
-        gradient = ob.derivatives(made)[-1].results["x"]
+        gradient = ob.derivatives(derived)[-1].results["x"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ob.OnnxBackpropWarning)
-            made = ob.backward(made, wrt=["x"], of=[gradient])
-        feeds[ob.derivatives(made)[-1].seeds[gradient]] = along.astype(np.float32)
-    names = [value.name for value in made.graph.output]
-    third = dict(zip(names, session_run(made)(feeds), strict=True))[ob.derivatives(made)[-1].results["x"]]
+            derived = ob.backward(derived, wrt=["x"], of=[gradient])
+        feeds[ob.derivatives(derived)[-1].seeds[gradient]] = along.astype(np.float32)
+    names = [value.name for value in derived.graph.output]
+    third = dict(zip(names, session_run(derived)(feeds), strict=True))[ob.derivatives(derived)[-1].results["x"]]
     got = float((third.astype(np.float64) * w).sum())
     run = float64_run(retyped(model, TensorProto.FLOAT))
     h = 2e-3

@@ -132,14 +132,14 @@ def test_products_in_any_order(order: str) -> None:
     )
     x, v, u = drawn(4, 3), drawn(4, 3, seed=1), drawn(4, 2, seed=2)
     w = drawn(3, 2)
-    f = lambda made: made if order == "inside" else ob.vmap(made, {"x": 0})  # noqa: E731
-    g = lambda made: ob.vmap(made, {"x": 0}) if order == "inside" else made  # noqa: E731
+    f = lambda derived: derived if order == "inside" else ob.vmap(derived, {"x": 0})  # noqa: E731
+    g = lambda derived: ob.vmap(derived, {"x": 0}) if order == "inside" else derived  # noqa: E731
     vjp, jvp = g(ob.vjp(f(model), ["x"], ["y"])), g(ob.jvp(f(model), ["x"], ["y"]))
     np.testing.assert_allclose(run(vjp, {"x": x, "y_grad": u})["x_grad"], u @ w.T, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(run(jvp, {"x": x, "x_tangent": v})["y_tangent"], v @ w, rtol=1e-5, atol=1e-6)
     assert dims(vjp, "y_grad") == ["batch", 2]
-    (told,) = ob.derivatives(vjp)
-    assert (told.seeds, told.results) == ({"y": "y_grad"}, {"x": "x_grad"})
+    (derivative,) = ob.derivatives(vjp)
+    assert (derivative.seeds, derivative.results) == ({"y": "y_grad"}, {"x": "x_grad"})
     if order == "inside":
         hvp = ob.vmap(ob.hvp(model, ["x"], ["s"]), {"x": 0})
         t = np.tanh(x @ w)
@@ -148,8 +148,8 @@ def test_products_in_any_order(order: str) -> None:
 
 
 def test_a_seed_that_all_rows_share() -> None:
-    made = ob.vmap(ob.vjp(network(), ["x"], ["y"]), {"x": 0, "y_grad": None})
-    assert dims(made, "y_grad") == [1, 3]
+    derived = ob.vmap(ob.vjp(network(), ["x"], ["y"]), {"x": 0, "y_grad": None})
+    assert dims(derived, "y_grad") == [1, 3]
     check(
         ob.vjp(network(), ["x"], ["y"]),
         {"x": drawn(3, 1, 4), "s": drawn(3), "y_grad": drawn(3, 1, 3)},
@@ -165,16 +165,16 @@ def test_rows_in_a_batch_cost_no_copies(batch: str, merged: str) -> None:
         text + "c = Conv<pads = [1, 1, 1, 1]>(r, k) y = Tanh(c) }", s=np.full(4, 0.5, "f"), k=drawn(4, 4, 3, 3)
     )
     mapped = check(model, {"x": drawn(3, 2 if batch == "M" else int(batch), 4, 6, 6)}, {"x": 0})
-    made = {name: node for node in mapped.graph.node for name in node.output}
-    assert made["y"].op_type == "Tanh"
+    producers = {name: node for node in mapped.graph.node for name in node.output}
+    assert producers["y"].op_type == "Tanh"
     shapes = {v.name: v for v in onnx.shape_inference.infer_shapes(mapped).graph.value_info}
     lengths = {
         shapes[name].type.tensor_type.shape.dim[0].dim_param
-        for name, node in made.items()
+        for name, node in producers.items()
         if node.op_type in ("BatchNormalization", "Relu", "Conv")
     }
     assert lengths == {merged}
-    assert not [node for node in made.values() if node.op_type == "Shape" and node.input[0] != "x"]
+    assert not [node for node in producers.values() if node.op_type == "Shape" and node.input[0] != "x"]
 
 
 @pytest.mark.parametrize("batch", ["1", "2", "M"])
@@ -191,8 +191,8 @@ def test_a_quantised_network(batch: str) -> None:
         h=(9 * drawn(12, 3)).astype(np.int8),
     )
     mapped = check(model, {"x": drawn(3, 1 if batch == "1" else 2, 2, 4, 4)}, {"x": 0})
-    made = {name: node.op_type for node in mapped.graph.node for name in node.output}
-    assert made[next(node for node in mapped.graph.node if node.op_type == "Conv").input[0]] == "DequantizeLinear"
+    producers = {name: node.op_type for node in mapped.graph.node for name in node.output}
+    assert producers[next(node for node in mapped.graph.node if node.op_type == "Conv").input[0]] == "DequantizeLinear"
 
 
 def test_gradients_where_the_scale_differs_between_rows() -> None:

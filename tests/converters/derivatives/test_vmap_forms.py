@@ -141,8 +141,8 @@ def test_forms(name: str) -> None:
     }
     model = model_of(text, **{word: CONSTANTS[word] for word in read})
     inputs = {value.name for value in model.graph.input}
-    own = {k: v for k, v in feeds.items() if k in inputs}
-    check(model, own, dict.fromkeys(own, 0))
+    fed = {k: v for k, v in feeds.items() if k in inputs}
+    check(model, fed, dict.fromkeys(fed, 0))
 
 
 def test_a_course_that_all_rows_share() -> None:
@@ -173,7 +173,7 @@ def test_a_course_that_all_rows_share() -> None:
 
 def test_every_elementwise_operator() -> None:
     """In float16, float32, int64 and bool, where onnxruntime has it, all in one model; a number beside a matrix."""
-    made: list[str] = []
+    nodes: list[str] = []
     for name in POINTWISE:
         schema = onnx.defs.get_schema(name, 24)
         count = max(schema.min_input, 2 if schema.max_input > 2 and name != "Clip" else 1)
@@ -191,13 +191,13 @@ def test_every_elementwise_operator() -> None:
             operands[1:] = ["CAST"] if name == "CastLike" else operands[1:]
             node = f"{name}{text}({', '.join(operands)})"
             if runs(node):
-                made.append(node)
-    assert {node.partition("<")[0].partition("(")[0] for node in made} == set(POINTWISE) - {
+                nodes.append(node)
+    assert {node.partition("<")[0].partition("(")[0] for node in nodes} == set(POINTWISE) - {
         "RegexFullMatch",
         "StringConcat",
     }
-    outputs = ", ".join(f"y{n}" for n in range(len(made)))
-    body = " ".join(f"y{n} = {node}" for n, node in enumerate(made))
+    outputs = ", ".join(f"y{n}" for n in range(len(nodes)))
+    body = " ".join(f"y{n} = {node}" for n, node in enumerate(nodes))
     model = model_of(f"({OPERANDS}) => ({outputs}) {{ {body} }}", 24, CAST=np.zeros(1))
     mapped = ob.vmap(model, dict.fromkeys(FEEDS, 0))
     assert not [node for node in mapped.graph.node if node.op_type == "Scan"]

@@ -115,8 +115,8 @@ def test_same_values(name: str) -> None:
     assert (single is not models["float"]) == handled
     assert not any(node.metadata_props for node in (*double.graph.node, *single.graph.node))
     expected = run(models["float"], x.astype(np.float32))
-    for found in [run(single, x.astype(np.float32)), *([run(double, x)] if handled else [])]:
-        for value, other in zip(found, expected, strict=True):
+    for actual in [run(single, x.astype(np.float32)), *([run(double, x)] if handled else [])]:
+        for value, other in zip(actual, expected, strict=True):
             np.testing.assert_allclose(value, other, atol=1e-5)
 
 

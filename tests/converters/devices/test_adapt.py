@@ -102,12 +102,12 @@ def test_forms_are_the_operators(name: str, rng: np.random.Generator) -> None:
     if name == f"{LOSS}, weights":
         feeds["c"].flat[0], feeds["c"].flat[1] = 1, 2
     operator = name.partition(",")[0]
-    made = adapted(model, Limits(lacks=frozenset({operator})))
-    assert operator not in operators(made.model)
-    assert {*made.host.values()} <= {REFUSES}
-    onnx.checker.check_model(made.model, full_check=True)
-    for found, expected in zip(outputs(made.model, feeds), outputs(model, feeds), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+    converted = adapted(model, Limits(lacks=frozenset({operator})))
+    assert operator not in operators(converted.model)
+    assert {*converted.host.values()} <= {REFUSES}
+    onnx.checker.check_model(converted.model, full_check=True)
+    for actual, expected in zip(outputs(converted.model, feeds), outputs(model, feeds), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2e-6, atol=2e-6)
 
 
 def test_all_forms_are_compared() -> None:
@@ -139,19 +139,19 @@ def test_indices_outside_are_refused_by_the_cpu(name: str, limits: Limits, rng: 
         f"x_rows = Gather (x, two) {text} }}",
         two=np.array([0, 1]),
     )
-    made = adapted(model, limits)
-    onnx.checker.check_model(made.model, full_check=True)
-    checks = [node for node in made.model.graph.node if node.name in made.host]
+    converted = adapted(model, limits)
+    onnx.checker.check_model(converted.model, full_check=True)
+    checks = [node for node in converted.model.graph.node if node.name in converted.host]
     assert any(node.metadata_props for node in checks) == limits.annotations
-    assert {*made.host.values()} == {REFUSES}
+    assert {*converted.host.values()} == {REFUSES}
     assert len(checks) == 1 + (name == "GatherND"), "one for each axis; the indices of x_rows are constant"
     x = rng.standard_normal((4, 5)).astype(np.float32)
     feeds: Arrays = {"x": x, "i": np.array(within)}
-    for found, expected in zip(outputs(made.model, feeds), outputs(model, feeds), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+    for actual, expected in zip(outputs(converted.model, feeds), outputs(model, feeds), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2e-6, atol=2e-6)
     feeds["i"].flat[-1] = outside
-    with pytest.raises(Exception, match=f"Name:'({'|'.join(map(re.escape, made.host))})'"):
-        outputs(made.model, feeds)
+    with pytest.raises(Exception, match=f"Name:'({'|'.join(map(re.escape, converted.host))})'"):
+        outputs(converted.model, feeds)
 
 
 @pytest.mark.parametrize("limits", [WEBGPU, CUDA])
@@ -160,8 +160,8 @@ def test_indices_outside_are_refused_by_the_cpu(name: str, limits: Limits, rng: 
 def test_indices_of_any_shape_are_looked_up(kind: str, shape: tuple[int, ...], limits: Limits) -> None:
     model = model_of(f"g (float[4, 5] x, {kind}{list(shape) or ''} i) => (y) {{ y = Gather (x, i) }}")
     feeds = {"x": np.arange(20, dtype=np.float32).reshape(4, 5), "i": np.full(shape, -1, kind)}
-    for found, expected in zip(outputs(adapted(model, limits).model, feeds), outputs(model, feeds), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(outputs(adapted(model, limits).model, feeds), outputs(model, feeds), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("limits", [WEBGPU, CUDA])
@@ -195,13 +195,13 @@ def test_what_has_no_form_goes_to_the_host(rng: np.random.Generator) -> None:
         "g (float[1, 1, 4, 4] x) => (float[1, 1, 2, 2] y, int64[1, 1, 2, 2] k) "
         "{ y, k = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }"
     )
-    made = adapted(model, WEBGPU)
-    (node,) = made.model.graph.node
-    assert made.host == {node.name: "its kernel gives no Indices"}
+    converted = adapted(model, WEBGPU)
+    (node,) = converted.model.graph.node
+    assert converted.host == {node.name: "its kernel gives no Indices"}
     assert [(e.key, e.value) for e in node.metadata_props] == [("layer_ann", HOST)]
     feeds = {"x": rng.standard_normal((1, 1, 4, 4)).astype(np.float32)}
-    for found, expected in zip(outputs(made.model, feeds), outputs(model, feeds), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(outputs(converted.model, feeds), outputs(model, feeds), strict=True):
+        np.testing.assert_array_equal(actual, expected)
     again = adapted(model, NO_LIMITS, host={node.name: "it failed"})
     assert again.host == {node.name: "it failed"}
     text = 'g (float[1, 1, 4] x) => (y) { y = Resize <mode = "linear", antialias = 1> (x, , s) }'
@@ -214,8 +214,8 @@ def test_what_has_no_form_goes_to_the_host(rng: np.random.Generator) -> None:
 
 def test_half_goes_to_the_host_where_there_is_none() -> None:
     model = model_of("g (float16[2] x, float[2] z) => (float16[2] y, float[2] q) { y = Relu (x) q = Relu (z) }")
-    made = adapted(model, Limits(float16=False))
-    assert list(made.host.values()) == ["the device has no arithmetic in float16"]
+    converted = adapted(model, Limits(float16=False))
+    assert list(converted.host.values()) == ["the device has no arithmetic in float16"]
     assert not adapted(model, NO_LIMITS).host
 
 
@@ -243,12 +243,12 @@ def test_a_training_is_the_same(accumulate: int, known: bool, rng: np.random.Gen
     rows = data()
     batches = [{name: array[k : k + 10] for name, array in rows.items()} for k in range(0, 60, 10)]
     lengths = {name: array.shape for name, array in batches[0].items()} if known else None
-    made = adapted(graph.model, WEBGPU, lengths=lengths)
-    assert {*made.host.values()} == {REFUSES}, "labels"
-    assert ("If" in operators(made.model)) == (accumulate > 1)
-    found = steps_of(made.model, graph, batches)
-    np.testing.assert_allclose(found, steps_of(graph.model, graph, batches), rtol=2e-5)
-    assert found[0] != found[-1]
+    converted = adapted(graph.model, WEBGPU, lengths=lengths)
+    assert {*converted.host.values()} == {REFUSES}, "labels"
+    assert ("If" in operators(converted.model)) == (accumulate > 1)
+    losses = steps_of(converted.model, graph, batches)
+    np.testing.assert_allclose(losses, steps_of(graph.model, graph, batches), rtol=2e-5)
+    assert losses[0] != losses[-1]
     assert graph.model.functions, "the graph stays as it was"
 
 
@@ -256,18 +256,18 @@ def test_lengths_leave_no_arithmetic_on_shapes() -> None:
     case = CASES["unet_resize"]
     graph = ob.training_graph(case.build(), loss=case.loss, optimizer="adamw")
     rows = {n: a[: case.batch] for n, a in case.rows(np.random.default_rng(1)).items()}
-    made = adapted(graph.model, WEBGPU, lengths={name: array.shape for name, array in rows.items()})
-    assert not made.host
+    converted = adapted(graph.model, WEBGPU, lengths={name: array.shape for name, array in rows.items()})
+    assert not converted.host
     shapes = {"Shape", "Size", "NonZero", "Range", "ConstantOfShape"}
     assert shapes & operators(adapted(graph.model, NO_LIMITS).model)
-    assert not shapes & operators(made.model)
-    wide = [v.name for v in made.model.graph.value_info if v.type.tensor_type.elem_type == TensorProto.DOUBLE]
+    assert not shapes & operators(converted.model)
+    wide = [v.name for v in converted.model.graph.value_info if v.type.tensor_type.elem_type == TensorProto.DOUBLE]
     assert not wide
-    names = [node.name for node in all_nodes(made.model.graph)]
+    names = [node.name for node in all_nodes(converted.model.graph)]
     assert len(set(names)) == len(names)
     assert all(names)
     np.testing.assert_allclose(
-        steps_of(made.model, graph, [rows] * 3), steps_of(graph.model, graph, [rows] * 3), rtol=2e-5
+        steps_of(converted.model, graph, [rows] * 3), steps_of(graph.model, graph, [rows] * 3), rtol=2e-5
     )
 
 
@@ -278,10 +278,10 @@ def test_what_constants_decide_keeps_its_digits() -> None:
         "b = Constant <value = double {0.9999999}> () r = Sub (one, b) w = Cast <to = 11> (x) "
         "p = Mul (r, w) y = Cast <to = 1> (p) }"
     )
-    made = adapted(model, WEBGPU)
-    (found,) = outputs(made.model, {"x": np.ones(3, np.float32)})
-    np.testing.assert_allclose(found, 1e-7, rtol=1e-6)
-    kinds = {v.name: v.type.tensor_type.elem_type for v in made.model.graph.value_info}
+    converted = adapted(model, WEBGPU)
+    (actual,) = outputs(converted.model, {"x": np.ones(3, np.float32)})
+    np.testing.assert_allclose(actual, 1e-7, rtol=1e-6)
+    kinds = {v.name: v.type.tensor_type.elem_type for v in converted.model.graph.value_info}
     assert TensorProto.DOUBLE not in kinds.values()
 
 
@@ -289,21 +289,21 @@ def test_numbers_in_float64_at_the_door_stay_so() -> None:
     model = model_of(
         "g (double d, float[2] x) => (double e, float[2] y) { e = Add (d, d) c = Cast <to = 1> (e) y = Mul (x, c) }"
     )
-    made = adapted(model, WEBGPU).model
-    assert [v.type.tensor_type.elem_type for v in (*made.graph.input, *made.graph.output)] == [11, 1, 11, 1]
-    e, y = outputs(made, {"d": np.array(1.5), "x": np.ones(2, np.float32)})
+    converted = adapted(model, WEBGPU).model
+    assert [v.type.tensor_type.elem_type for v in (*converted.graph.input, *converted.graph.output)] == [11, 1, 11, 1]
+    e, y = outputs(converted, {"d": np.array(1.5), "x": np.ones(2, np.float32)})
     assert (e.dtype, float(e), y.tolist()) == (np.float64, 3.0, [3.0, 3.0])
 
 
 def test_a_model_in_float64_stays_so() -> None:
     model = model_of("g (double[3] x) => (double[3] y) { y = Exp (x) }")
-    made = adapted(model, WEBGPU)
+    converted = adapted(model, WEBGPU)
     x = np.array([0.1, 1, 2])
-    np.testing.assert_array_equal(outputs(made.model, {"x": x})[0], outputs(model, {"x": x})[0])
+    np.testing.assert_array_equal(outputs(converted.model, {"x": x})[0], outputs(model, {"x": x})[0])
 
 
 def test_defaults_that_nobody_feeds_are_constants_and_weights_stay() -> None:
     graph = ob.training_graph(classifier(), loss="softmax_cross_entropy", optimizer="adamw")
-    made = adapted(without_tensors(graph.model, graph.updates), NO_LIMITS).model
-    inputs = {value.name for value in made.graph.input}
+    converted = adapted(without_tensors(graph.model, graph.updates), NO_LIMITS).model
+    inputs = {value.name for value in converted.graph.input}
     assert inputs == {*graph.inputs, *graph.updates, str(graph.learning_rate)}

@@ -47,11 +47,11 @@ def grouped(groups: int, w: tuple[int, ...]) -> Callable[[Array, Array], Array]:
     """Every number of ΔW by itself."""
 
     def delta(a: Array, b: Array) -> Array:
-        result, own = np.zeros(w), w[0] // groups
+        result, per_group = np.zeros(w), w[0] // groups
         for place in np.ndindex(*w):
             o, *rest = place
             for r in range(RANK):
-                result[place] += b[o, r].item() * a[(o // own * RANK + r, *rest)]
+                result[place] += b[o, r].item() * a[(o // per_group * RANK + r, *rest)]
         return result
 
     return delta
@@ -61,11 +61,11 @@ def transposed_kernel(groups: int, w: tuple[int, ...]) -> Callable[[Array, Array
     """Every number of ΔW by itself."""
 
     def delta(a: Array, b: Array) -> Array:
-        result, own = np.zeros(w), w[0] // groups
+        result, per_group = np.zeros(w), w[0] // groups
         for place in np.ndindex(*w):
             i, o, *rest = place
             for r in range(RANK):
-                result[place] += a[(i, r, *rest)] * b[i // own * w[1] + o, r].item()
+                result[place] += a[(i, r, *rest)] * b[i // per_group * w[1] + o, r].item()
         return result
 
     return delta

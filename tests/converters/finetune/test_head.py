@@ -77,16 +77,16 @@ HEADS = {
 
 
 def model(nodes: str, h: str, tensors: dict[str, np.ndarray], outputs: str = "float[N, 10] y") -> ModelProto:
-    made = parser.parse_model(
+    proto = parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> m (float[{h}] x) => ({outputs}) '
         f"{{ h = Tanh(x) {nodes} }}"
     )
-    made.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), name) for name, a in tensors.items())
-    return made
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), name) for name, a in tensors.items())
+    return proto
 
 
-def lengths(made: ModelProto, name: str) -> list[str | int | None]:
-    (value,) = (v for v in made.graph.output if v.name == name)
+def lengths(proto: ModelProto, name: str) -> list[str | int | None]:
+    (value,) = (v for v in proto.graph.output if v.name == name)
     return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in value.type.tensor_type.shape.dim]
 
 
@@ -96,8 +96,8 @@ def test_another_head(name: str) -> None:
     base = model(nodes, h, tensors, "float y")
     head = replace_head(base, "y", CLASSES)
     assert head.trainable == trainable
-    found = lengths(head.model, "y")
-    assert [a for a, b in zip(found, expected, strict=True) if b is not None] == [b for b in expected if b is not None]
+    actual = lengths(head.model, "y")
+    assert [a for a, b in zip(actual, expected, strict=True) if b is not None] == [b for b in expected if b is not None]
     stored = {t.name: numpy_helper.to_array(t) for t in head.model.graph.initializer}
     fan_in = 32 if name.startswith("packed") else 6
     assert 0.5 < np.abs(stored[trainable[0]]).max() * np.sqrt(fan_in) <= 1

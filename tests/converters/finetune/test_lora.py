@@ -31,8 +31,8 @@ def run(model: ModelProto, **feeds: np.ndarray) -> np.ndarray:
 
 
 def tensor(model: ModelProto, name: str) -> np.ndarray:
-    (found,) = (t for t in model.graph.initializer if t.name == name)
-    return np.array(numpy_helper.to_array(found))
+    (initializer,) = (t for t in model.graph.initializer if t.name == name)
+    return np.array(numpy_helper.to_array(initializer))
 
 
 def random_values(adapted: LoraModel) -> dict[str, np.ndarray]:
@@ -79,7 +79,7 @@ def test_a_quantized_weight_keeps_its_adapter(name: str) -> None:
 def test_gradients_through_quantized_weights(name: str) -> None:
     """Of the adapter, and of the input through the frozen weight: those of the twin in floats."""
     base, twin, _ = quantized()[name]
-    found: list[list[np.ndarray]] = []
+    results: list[list[np.ndarray]] = []
     for model, weight in ((base, "q"), (twin, "w")):
         adapted = lora(model, [weight], RANK)
         wrt = [*(() if name.endswith("table") else ("x",)), *adapted.trainable]
@@ -88,9 +88,9 @@ def test_gradients_through_quantized_weights(name: str) -> None:
         feeds = {**feeds_of(model), **random_values(adapted)}
         shape = run(twin).shape
         feeds["y_grad"] = np.random.default_rng(9).standard_normal(shape).astype(np.float32)
-        found.append([np.asarray(g) for g in session.run([f"{one}_grad" for one in wrt], feeds)])
-    for own, expected in zip(*found, strict=True):
-        np.testing.assert_allclose(own, expected, rtol=1e-3, atol=1e-3)
+        results.append([np.asarray(g) for g in session.run([f"{one}_grad" for one in wrt], feeds)])
+    for actual, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
         assert np.abs(expected).max() > 0.1
 
 

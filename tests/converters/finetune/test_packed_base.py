@@ -127,8 +127,8 @@ def test_ten_losses_are_those_of_the_float_model() -> None:
     rng = np.random.default_rng(1)
     batches = [{n: rng.standard_normal((16, 64)).astype(np.float32) for n in ("x", "target")} for _ in range(10)]
     losses = []
-    for own, names in ((model, ["0.q", "1.q"]), (floats, sorted(weights))):
-        adapted = ob.lora(own, names, rank=4, alpha=8, seed=3)
+    for base, names in ((model, ["0.q", "1.q"]), (floats, sorted(weights))):
+        adapted = ob.lora(base, names, rank=4, alpha=8, seed=3)
         graph = ob.training_graph(adapted.model, loss="mse", optimizer="adamw", trainable=adapted.trainable)
         trainer = ob.Trainer(graph, learning_rate=1e-2)
         losses.append([trainer.step(batch) for batch in batches])

@@ -25,16 +25,16 @@ def test_a_detach_that_torch_left_out_stops_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said", "expected"),
+    ("body", "operations", "expected"),
     [
         ("s = Sigmoid(h) y = Mul(h, s)", {"s": "%detach", "y": "%detach"}, None),  # both nodes of silu(stop(h))
         ("s = Sigmoid(h) y = Mul(h, s)", {"s": "%detach, -1", "y": "%h, %s"}, "sigmoid"),
         ("s = Softplus(h) y = Sub(h, s)", {"y": "%h, %detach_4", "s": "%h"}, "stopped"),
     ],
 )
-def test_a_detach_in_operations_of_several_nodes(body: str, said: dict[str, str], expected: str | None) -> None:
+def test_a_detach_in_operations_of_several_nodes(body: str, operations: dict[str, str], expected: str | None) -> None:
     file = exported(f"h = MatMul(x, w) {body}", {"w": W}, "w")
-    file = with_operations(file, said)
+    file = with_operations(file, operations)
     if expected is None:  # one operation: its nodes have one text
         for node in list(file.graph.node)[1:]:
             node.metadata_props[0].value = file.graph.node[2].metadata_props[0].value

@@ -14,7 +14,7 @@ from tests.support.torch_files import W, exported, with_operations
 DOUBTFUL = "the file does not say for sure which tensors are parameters"
 
 
-def said(file: ModelProto) -> str:
+def warned(file: ModelProto) -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ob.training_graph(file, loss="mse")
@@ -37,7 +37,7 @@ def said(file: ModelProto) -> str:
 def test_a_step_inside_an_operation_has_moved_numbers_if_that_only_moves_them(operation: str, sure: bool) -> None:
     """x - 3 w reads 3 w, and calls it val_2 as a product does the transposed weight."""
     file = exported("y = MatMul(x, val_2)", {"val_2": W}, "w", folded={"val_2": ["w", "val_1"]})
-    text = said(with_operations(file, {"y": "%x, %p_w"}, f"torch.ops.aten.{operation}"))
+    text = warned(with_operations(file, {"y": "%x, %p_w"}, f"torch.ops.aten.{operation}"))
     assert (DOUBTFUL not in text) == sure
     assert ("'w' (val_2) (the exporter has computed it from 'w')" in text) == (not sure)
 
@@ -46,7 +46,7 @@ def test_a_step_inside_an_operation_has_moved_numbers_if_that_only_moves_them(op
 def test_one_of_several_results_is_no_moved_tensor(name: str) -> None:
     """getitem takes the values of max() or of a normalisation out, as well as a part of a split tensor."""
     file = exported(f"y = MatMul(x, {name})", {name: W}, "w", folded={name: ["w", "getitem", "val_1"]})
-    assert f"'w' ({name}) (the exporter has computed it from 'w')" in said(file)
+    assert f"'w' ({name}) (the exporter has computed it from 'w')" in warned(file)
 
 
 @pytest.mark.parametrize(("name", "sure"), [("expand", False), ("repeat", False), ("index", False), ("view", True)])
@@ -55,13 +55,13 @@ def test_one_of_several_results_is_no_moved_tensor(name: str) -> None:
 def test_equal_numbers_of_one_axis_may_be_one(name: str, sure: bool, steps: list[str], numbers: list[float]) -> None:
     """w.expand(3), w.repeat(2) and w[index] have fewer numbers to train than the file has."""
     file = exported(f"y = Mul(x, {name})", {name: np.array(numbers, np.float32)}, "w", folded={name: steps})
-    assert (DOUBTFUL not in said(file)) == sure
+    assert (DOUBTFUL not in warned(file)) == sure
 
 
 def test_different_numbers_of_one_axis_are_the_parameter() -> None:
     numbers = np.array([1, 2, 3], np.float32)
     file = exported("y = Mul(x, index)", {"index": numbers}, "w", folded={"index": ["val_0", "w"]})
-    assert DOUBTFUL not in said(file)
+    assert DOUBTFUL not in warned(file)
 
 
 LOST = "the file has no tensor for these buffers of the module: 'start'. Nothing reads them, or the exporter has merged"
@@ -81,7 +81,7 @@ def test_a_lost_buffer_beside_a_lost_operation_is_named(call: str, buffer: str, 
     """A frozen copy of a head, as buffers, that reads what the head reads: one product is left, read twice."""
     body = "linear_1 = MatMul(x, w) y = Add(linear_1, linear_1)"
     file = with_operations(exported(body, {"w": W}, "w", buffers=buffer), {"linear_1": "%x, %p_w", "y": call})
-    assert (LOST in said(file)) == lost
+    assert (LOST in warned(file)) == lost
 
 
 def test_an_output_whose_operation_is_lost_counts_too() -> None:
@@ -91,4 +91,4 @@ def test_an_output_whose_operation_is_lost_counts_too() -> None:
     with_operations(file, {"add": "%x, %p_w"})
     entry = next(p for p in file.graph.node[0].metadata_props if p.key.endswith("fx_node"))
     entry.value = entry.value.replace("%add", "%linear")
-    assert LOST in said(file)
+    assert LOST in warned(file)

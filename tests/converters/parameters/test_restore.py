@@ -130,10 +130,10 @@ def test_copies_of_a_layer_are_apart(body: str, operation: str, call: str, order
 )
 def test_what_was_computed_from_several_is_doubtful(sources: list[str], array: np.ndarray) -> None:
     file = exported("y = MatMul(x, val_1)", {"val_1": array}, "g v", buffers="u", folded={"val_1": sources})
-    with pytest.warns(ob.OnnxBackpropWarning) as told:
+    with pytest.warns(ob.OnnxBackpropWarning) as caught:
         graph = ob.training_graph(file, loss="mse")
     assert list(graph.parameters) == ["val_1"]
-    sentence = next(str(w.message) for w in told if "does not say for sure" in str(w.message))
+    sentence = next(str(w.message) for w in caught if "does not say for sure" in str(w.message))
     assert "'v'" in sentence
     assert "val_1" in sentence
     assert "val_1" in graph.settings["doubtful"]
@@ -146,9 +146,9 @@ def test_a_long_list_of_doubtful_tensors_says_where_all_are(layers: int, more: s
     tensors = {f"val_{n}": np.eye(3, dtype=np.float32) + W[:, :3] * (n + 1) / 99 for n in range(layers)}
     folded = {name: ["g", "v"] for name in tensors}
     file = exported(f"{body} y = Identity(h{layers})", tensors, "g v", folded=folded)
-    with pytest.warns(ob.OnnxBackpropWarning) as told:
+    with pytest.warns(ob.OnnxBackpropWarning) as caught:
         graph = ob.training_graph(file, loss="mse")
-    sentence = next(str(w.message) for w in told if "does not say for sure" in str(w.message))
+    sentence = next(str(w.message) for w in caught if "does not say for sure" in str(w.message))
     (doubt,) = {row.doubt for row in graph.rows()}
     assert f"{more} ({doubt})" in sentence
     assert ("explain_gradients lists them all" in sentence) == bool(more)
@@ -259,9 +259,9 @@ def test_convolutions_that_the_optimizer_merged_are_named_once_for_all() -> None
     for value in file.graph.value_info:
         if value.name in tensors:
             del value.metadata_props[:]
-    with pytest.warns(ob.OnnxBackpropWarning) as told:
+    with pytest.warns(ob.OnnxBackpropWarning) as caught:
         graph = ob.training_graph(file, loss="mse")
-    sentence = next(str(w.message) for w in told if "does not say for sure" in str(w.message))
+    sentence = next(str(w.message) for w in caught if "does not say for sure" in str(w.message))
     assert "…" not in sentence.partition(" frozen=")[0]
     assert " and 46 more (the exporter has merged a convolution with what follows it" in sentence
     assert all(repr(name) in sentence for name in list(tensors)[:40])
@@ -350,9 +350,9 @@ def test_a_file_all_of_whose_tensors_were_changed() -> None:
     file.graph.input[0].metadata_props.add(key=KIND, value="USER_INPUT")
     with pytest.warns(ob.OnnxBackpropWarning) as caught:
         ob.training_graph(file, loss="mse")
-    said = " ".join(str(warning.message) for warning in caught)
-    assert "trained are 'c.weight' (the exporter has computed it" in said
-    assert "no tensor for these parameters of the module: 'n.weight'" in said
+    messages = " ".join(str(warning.message) for warning in caught)
+    assert "trained are 'c.weight' (the exporter has computed it" in messages
+    assert "no tensor for these parameters of the module: 'n.weight'" in messages
 
 
 def test_what_was_folded_says_nothing_of_the_rest_of_a_file_without_signature() -> None:
@@ -367,18 +367,18 @@ def test_what_was_folded_says_nothing_of_the_rest_of_a_file_without_signature() 
     assert not graph.left_out
 
 
-@pytest.mark.parametrize(("made", "trained"), [("ones", False), ("full_like_2", False), ("reciprocal", True)])
-def test_what_torch_makes_and_merges_with_a_parameter(made: str, trained: bool) -> None:
+@pytest.mark.parametrize(("operand", "trained"), [("ones", False), ("full_like_2", False), ("reciprocal", True)])
+def test_what_torch_makes_and_merges_with_a_parameter(operand: str, trained: bool) -> None:
     """Ones that the forward pass fills are a constant; what it computes may come from the parameter, and is doubtful."""
     file = exported("a = Mul(x, s) y = Mul(a, s)", {"s": np.ones(3, np.float32)}, "s")
-    file = with_operations(file, {"a": "%x, %p_s", "y": f"%a, %{made}"})
+    file = with_operations(file, {"a": "%x, %p_s", "y": f"%a, %{operand}"})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         graph = ob.training_graph(file, loss="mse")
     assert set(graph.parameters) == {"s", *(["s/computed"] if trained else [])}
-    said = "\n".join(str(w.message) for w in caught)
-    assert ("'s/computed' (the exporter has computed it)" in said) is trained
-    assert "trained as one" not in said
+    messages = "\n".join(str(w.message) for w in caught)
+    assert ("'s/computed' (the exporter has computed it)" in messages) is trained
+    assert "trained as one" not in messages
 
 
 def test_freezing_one_factor_of_a_computed_tensor_is_reported() -> None:
@@ -389,12 +389,12 @@ def test_freezing_one_factor_of_a_computed_tensor_is_reported() -> None:
         "w a1 b1 o",
         folded={"add": ["w", "a1", "b1"]},
     )
-    for frozen, told in ((["w"], True), (["w", "[ab]1"], False), (["[wab]*"], False), (["add"], False), (["o"], False)):
+    for frozen, want in ((["w"], True), (["w", "[ab]1"], False), (["[wab]*"], False), (["add"], False), (["o"], False)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             graph = ob.training_graph(file, loss="mse", frozen=frozen)
         assert list(graph.parameters) == (["add"] if frozen == ["o"] else ["o"]), frozen
-        said = any(
+        warned = any(
             "frozen too, though no pattern names them, are 'a1', 'b1' in 'add'" in str(w.message) for w in caught
         )
-        assert said is told, frozen
+        assert warned is want, frozen

@@ -44,11 +44,11 @@ def test_a_file_that_lists_other_names_of_its_tensors() -> None:
     file.graph.metadata_props.add(key=TIES, value="stated")
     for value in file.graph.value_info[:2]:
         value.metadata_props.add(key=ALIASES, value=f'["{value.name.replace("n.", "m.")}"]')
-    graph, said = trained_of(file)
+    graph, warned = trained_of(file)
     assert set(graph.parameters) == {"n.weight", "n.bias", "w"}
     assert reads(graph, "LayerNormalization", 1) == ["n.weight", "n.weight"]
     assert graph.left_out == {}
-    assert said == ""
+    assert warned == ""
 
 
 @pytest.mark.parametrize("pattern", ["n.weight", "n", "m.weight", "m.*", "re:m.we.*"])
@@ -86,11 +86,11 @@ def test_one_norm_under_two_names_beside_an_equal_one() -> None:
     calls = {"a": f"%x, {called}", "c": f"%b, {called}", "d": "%c, [3], %p_n_weight, %p_n_bias"}
     body = "d = LayerNormalization(c, n.weight, n.bias) y = MatMul(d, w)"
     parameters = "o.weight o.bias n.weight n.bias p.weight p.bias w"
-    graph, said = trained_of(norms(parameters, calls, {"a": "o", "c": "p", "d": "n"}, body))
+    graph, warned = trained_of(norms(parameters, calls, {"a": "o", "c": "p", "d": "n"}, body))
     assert set(graph.parameters) == {"n.weight", "n.bias", "p.weight", "p.bias", "w"}
     for index, name in ((1, "p.weight"), (2, "p.bias")):
         assert reads(graph, "LayerNormalization", index)[:2] == [name, name]
-    assert "no tensor for" not in said
+    assert "no tensor for" not in warned
 
 
 @pytest.mark.parametrize("kept", ["n.bias", "m.bias"])
@@ -100,26 +100,26 @@ def test_one_tensor_as_the_weight_and_the_bias_of_a_norm(kept: str) -> None:
     tensors = {"n.weight": ONES, kept: ZEROS, "w": SQUARE}
     file = exported(body, tensors, "n.weight n.bias m.weight m.bias w", modules={"a": "n", "b": "m"})
     calls = {"a": "%x, [3], %p_n_weight, %p_n_bias", "b": "%a, [3], %p_m_bias, %p_m_bias"}
-    graph, said = trained_of(with_operations(file, calls))
+    graph, warned = trained_of(with_operations(file, calls))
     assert set(graph.parameters) == {"n.weight", "n.bias", "m.bias", "w"}
     assert [reads(graph, "LayerNormalization", index) for index in (1, 2)] == [
         ["n.weight", "m.bias"],
         ["n.bias", "m.bias"],
     ]
-    assert "no tensor for" not in said
+    assert "no tensor for" not in warned
 
 
 def test_a_bias_of_a_norm_without_a_weight_is_no_other_name_of_one() -> None:
     """F.layer_norm(x, (3,), None, bias), whose ones are a constant."""
     file = exported("y = LayerNormalization(x, ones, bias)", {"ones": ONES, "bias": ZEROS}, "weight bias")
-    _, said = trained_of(with_operations(file, {"y": "%x, [3], None, %p_bias"}))
-    assert "no tensor for these parameters of the module: 'weight'" in said
+    _, warned = trained_of(with_operations(file, {"y": "%x, [3], None, %p_bias"}))
+    assert "no tensor for these parameters of the module: 'weight'" in warned
 
 
 def test_a_parameter_that_was_folded_is_no_other_name_of_one_inside_its_module() -> None:
     file = exported("y = MatMul(x, m.l.weight)", {"m.l.weight": SQUARE}, "m.weight m.l.weight", modules={"y": "m"})
-    _, said = trained_of(with_operations(file, {"y": "%x, %p_m_l_weight"}))
-    assert "no tensor for these parameters of the module: 'm.weight'" in said
+    _, warned = trained_of(with_operations(file, {"y": "%x, %p_m_l_weight"}))
+    assert "no tensor for these parameters of the module: 'm.weight'" in warned
 
 
 LAYER = "h = Gemm(x, l.weight) a = Tanh(h) y = Gemm(a, l.weight)"
@@ -139,12 +139,12 @@ def test_a_dropped_bias_of_two_modules() -> None:
     body = "h = Gemm(x, a.weight) t = Tanh(h) y = Gemm(t, b.weight)"
     tensors, modules = {"a.weight": SQUARE, "b.weight": SQUARE + 1}, {"h": "a", "y": "b"}
     file = exported(body, tensors, "a.weight a.bias b.weight b.bias", modules=modules)
-    graph, said = trained_of(
+    graph, warned = trained_of(
         with_operations(file, {"h": "%x, %p_a_weight, %p_b_bias", "y": "%t, %p_b_weight, %p_b_bias"})
     )
     assert set(names_of(graph)) == {"a.weight", "b.weight", "b.bias"}
     assert reads(graph, "Gemm", 2) == ["b.bias", "b.bias"]
-    assert "no tensor for" not in said
+    assert "no tensor for" not in warned
 
 
 def test_a_product_of_a_weight_alone_gets_no_bias() -> None:
@@ -182,9 +182,9 @@ def test_a_dropped_bias_is_the_one_that_torch_read(op_type: str, array: np.ndarr
     tensors = {tensor: array, "l.bias": ZEROS[:1] if op_type == "Conv" else ZEROS}
     x = "float[N,4] x" if array.ndim == 2 else "float[N,4,3] x"
     file = exported(body, tensors, "l.weight l.bias other", folded={"flip": ["l.weight", "val_0"]}, x=x)
-    graph, said = trained_of(with_operations(file, {"h": f"%x, %{weight}, %p_other", "y": "%h, %p_l_bias"}))
+    graph, warned = trained_of(with_operations(file, {"h": f"%x, %{weight}, %p_other", "y": "%h, %p_l_bias"}))
     assert reads(graph, op_type.partition("<")[0], 2)[0] == "other"
-    assert "no tensor for" not in said
+    assert "no tensor for" not in warned
 
 
 @pytest.mark.parametrize("calls", [{"h": "%x, %p_l_weight, %p_l_bias"}, {}], ids=["arguments", "names"])
@@ -231,10 +231,10 @@ def test_a_further_call_of_a_module_of_torchscript() -> None:
     body = f"h = Gemm(x, {w}, {bias}) i = Gemm(h, {w}, {bias}) j = Gemm(i, b.v, {bias}) y = Gemm(j, b_1.v, {bias})"
     tensors = {w: SQUARE, "b.v": SQUARE + 1, "b_1.v": SQUARE + 2, bias: ZEROS}
     names = {"h": "/a/Gemm", "i": "/a_1/Gemm", "j": "/b/Gemm", "y": "/b_1/Gemm"}
-    graph, said = trained_of(scripted(body, tensors, names))
+    graph, warned = trained_of(scripted(body, tensors, names))
     assert set(graph.parameters) == {*tensors, "b.bias", "b_1.bias"}
     assert reads(graph, "Gemm", 2) == [bias, bias, "b.bias", "b_1.bias"]
-    assert "a_1.bias" not in said
+    assert "a_1.bias" not in warned
 
 
 def test_a_bias_of_a_module_and_one_of_its_part_are_two() -> None:
@@ -257,10 +257,10 @@ def test_a_scale_merged_with_the_bias_of_the_same_module() -> None:
     """Both begin with zeros, as in residual blocks; what torch read at each place says which is which."""
     body = "a = LayerNormalization(x, n.bias, n.bias) b = Add(a, x) y = MatMul(b, w)"
     file = exported(body, {"n.bias": ZEROS, "w": SQUARE}, "n.weight n.bias w", modules={"a": "n"})
-    graph, said = trained_of(with_operations(file, {"a": "%x, [3], %p_n_weight, %p_n_bias"}))
+    graph, warned = trained_of(with_operations(file, {"a": "%x, [3], %p_n_weight, %p_n_bias"}))
     assert set(names_of(graph)) == {"n.weight", "n.bias", "w"}
     assert reads(graph, "LayerNormalization", 1) != reads(graph, "LayerNormalization", 2)
-    assert "no tensor for" not in said
+    assert "no tensor for" not in warned
 
 
 def test_a_computed_matrix_is_no_lost_bias() -> None:

@@ -75,14 +75,14 @@ def test_every_input(op_type: str) -> None:
         assert structure.defines(value, node, index) == (what and f"{what} of {op_type}"), name
         assert structure.is_weight(value, node, index) == (name in WEIGHTS.get(op_type, "").split()), name
         for number in (0.0, 1.0, 2.0):
-            said = structure.stands_for_nothing(value, np.full((2, 3), number, np.float32), node, index)
+            reason = structure.stands_for_nothing(value, np.full((2, 3), number, np.float32), node, index)
             if op_type in BASES and name == BASES[op_type]:
-                assert said == structure.BASE
+                assert reason == structure.BASE
             elif op_type == "Add":
-                assert said == ("zeros that are added" if number == 0 else None)
+                assert reason == ("zeros that are added" if number == 0 else None)
             else:
-                assert (said is not None) == (NOTHING.get(op_type, {}).get(name) == number), (name, number)
-                assert said is None or said.endswith(f" of {op_type}")
+                assert (reason is not None) == (NOTHING.get(op_type, {}).get(name) == number), (name, number)
+                assert reason is None or reason.endswith(f" of {op_type}")
         assert structure.stands_for_nothing(value, np.float32([0, 1]), node, index) is None
 
 
@@ -136,5 +136,5 @@ def test_what_is_added_to_a_product_is_a_weight(op_type: str) -> None:
 def test_what_scales_a_product_of_integers(op_type: str) -> None:
     x, s = ir.Value(name="x"), ir.Value(name="s", shape=ir.Shape([3]))
     node = ir.Node("", op_type, [x])
-    said = structure.defines(s, ir.Node("", "Mul", [node.outputs[0], s]), 1)
-    assert said == (None if op_type == "MatMul" else f"quantization scale of {op_type}")
+    reason = structure.defines(s, ir.Node("", "Mul", [node.outputs[0], s]), 1)
+    assert reason == (None if op_type == "MatMul" else f"quantization scale of {op_type}")

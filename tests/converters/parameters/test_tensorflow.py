@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper, parser
 
 import onnx_backprop as ob
-from tests.converters.parameters.test_torchscript import told_of
+from tests.converters.parameters.test_torchscript import graph_and_warnings
 from tests.support.numeric import outputs
 
 RNG = np.random.default_rng(5)
@@ -19,10 +19,10 @@ BIAS, SHIFT = "net/dense_1/BiasAdd/ReadVariableOp:0", "net/dense_2/add/ReadVaria
 
 def file(nodes: list[tuple[str, list[str], str]], tensors: dict[str, tuple[int, ...]]) -> ModelProto:
     """Nodes (operator, inputs, output), each named after its output, as TensorFlow names them."""
-    made = [helper.make_node(op, inputs, [y], name=y.removesuffix(":0")) for op, inputs, y in nodes]
+    protos = [helper.make_node(op, inputs, [y], name=y.removesuffix(":0")) for op, inputs, y in nodes]
     stored = [numpy_helper.from_array(RNG.standard_normal(s).astype(np.float32), n) for n, s in tensors.items()]
     x, y = (helper.make_tensor_value_info(n, 1, ["N", size]) for n, size in (("x", 6), (nodes[-1][2], 3)))
-    graph = helper.make_graph(made, "tf2onnx", [x], [y], stored)
+    graph = helper.make_graph(protos, "tf2onnx", [x], [y], stored)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 15)], ir_version=8)
 
 
@@ -49,10 +49,10 @@ def dense(*, first: bool, second: bool) -> ModelProto:
     ],
 )
 def test_biases_of_zeros_are_gone(first: bool, second: bool, lacking: str) -> None:
-    graph, said = told_of(dense(first=first, second=second))
+    graph, warned = graph_and_warnings(dense(first=first, second=second))
     assert len(graph.parameters) == 2 + first + second
-    assert lacking in said
-    assert lacking or not said
+    assert lacking in warned
+    assert lacking or not warned
 
 
 def test_biases_that_are_frozen_or_behind_a_scale_are_there() -> None:
@@ -65,7 +65,7 @@ def test_biases_that_are_frozen_or_behind_a_scale_are_there() -> None:
         ("Mul", ["net/dense_1/MatMul:0", scale], "net/bn_1/mul_1:0"),
         ("Add", ["net/bn_1/mul_1:0", shift], "Identity:0"),
     ]
-    assert "no bias" not in told_of(file(nodes, {KERNEL: (6, 3), scale: (3,), shift: (3,)}))[1]
+    assert "no bias" not in graph_and_warnings(file(nodes, {KERNEL: (6, 3), scale: (3,), shift: (3,)}))[1]
 
 
 def test_what_tensorflow_has_computed() -> None:
@@ -79,12 +79,13 @@ def test_what_tensorflow_has_computed() -> None:
         ("Mul", ["net/bn_1/batchnorm/add_1:0", gain], "Identity:0"),
     ]
     tensors = {KERNEL: (6, 3), BIAS: (3,), scale: (3,), shift: (3,), gain: (3,)}
-    graph, said = told_of(file(nodes, tensors))
+    graph, warned = graph_and_warnings(file(nodes, tensors))
     assert set(graph.parameters) == set(tensors)
     assert (
-        f"trained are '{scale}', '{shift}' (the exporter has computed it); '{gain}' (the file calls it neither" in said
+        f"trained are '{scale}', '{shift}' (the exporter has computed it); '{gain}' (the file calls it neither"
+        in warned
     )
-    assert "ReadVariableOp" not in said.split(gain)[0].split("trained are")[1]
+    assert "ReadVariableOp" not in warned.split(gain)[0].split("trained are")[1]
 
 
 @pytest.mark.filterwarnings("ignore:the second biases")
@@ -104,9 +105,9 @@ def test_layers_with_one_bias(op: str, gates: int, more: str, zeros: bool) -> No
         arrays["B0__3"][:, gates * 4 :] = 0
     model.graph.node[0].input[1:] = list(arrays)
     model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in arrays.items())
-    _, said = told_of(model)
+    _, warned = graph_and_warnings(model)
     zeros &= not more
-    assert ("the second biases in 'B0__3' are zeros" in said) is zeros
+    assert ("the second biases in 'B0__3' are zeros" in warned) is zeros
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ob.training_graph(model, loss="mse", frozen=["B*"])

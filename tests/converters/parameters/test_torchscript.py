@@ -23,7 +23,7 @@ def check_first_loss(file: ModelProto) -> None:
     np.testing.assert_allclose(trainer.step(x=x, target=target), np.square(y).mean(), rtol=1e-4)
 
 
-def told_of(file: ModelProto) -> tuple[ob.TrainingGraph, str]:
+def graph_and_warnings(file: ModelProto) -> tuple[ob.TrainingGraph, str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         graph = ob.training_graph(file, loss="mse")
@@ -37,12 +37,12 @@ def test_torchscript_says_names() -> None:
         "c = Mul(g, k) y = Mul(c, blur)"
     )
     tensors = {"l.weight": W, "l.bias": W[0], "gate": np.float32([0.0]), "blur": W[1]}
-    graph, said = told_of(scripted(body, tensors))
+    graph, warned = graph_and_warnings(scripted(body, tensors))
     assert set(graph.parameters) == {"l.weight", "l.bias", "gate"}
     assert graph.left_out == {"k": "constant of the module", "blur": "buffer, by its name"}
-    assert "trained are 'gate'" in said
-    assert "left out are 'blur'" in said
-    assert "l.weight" not in said.split("numbers of the file")[0]
+    assert "trained are 'gate'" in warned
+    assert "left out are 'blur'" in warned
+    assert "l.weight" not in warned.split("numbers of the file")[0]
 
 
 @pytest.mark.parametrize(
@@ -59,11 +59,11 @@ def test_what_torchscript_merged(kept: str, other: str, array: np.ndarray, apart
     for node in file.graph.node:
         for names in (node.input, node.output):
             assign(names, [other if name == "n.b" else name for name in names])
-    graph, said = told_of(file)
+    graph, warned = graph_and_warnings(file)
     assert (other in graph.parameters) is apart
-    assert f"'{kept}' and '{other}'" in said
-    assert ("They are trained apart" in said) is apart
-    assert ("It is trained as one" in said) is not apart
+    assert f"'{kept}' and '{other}'" in warned
+    assert ("They are trained apart" in warned) is apart
+    assert ("It is trained as one" in warned) is not apart
 
 
 def test_names_of_transposed_weights_that_torchscript_merged() -> None:
@@ -84,7 +84,7 @@ def test_a_stop_is_no_merged_tensor() -> None:
         {"w": W, "a.bias": np.zeros(4, np.float32)},
     )
     file.graph.node[0].metadata_props.add(key="onnx_backprop.stop", value="")
-    assert set(told_of(file)[0].parameters) == {"w", "a.bias"}
+    assert set(graph_and_warnings(file)[0].parameters) == {"w", "a.bias"}
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_names_of_torchscript_before_numbers(name: str, array: np.ndarray, train
     file.graph.initializer[1].name = file.graph.node[1].input[1] = name
     if array.shape[0] == 3:
         file.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
-    graph, said = told_of(file)
+    graph, warned = graph_and_warnings(file)
     assert (name in graph.parameters) is trained
-    assert name in said or name in ("dw.weight", "decoder.mask_token")
+    assert name in warned or name in ("dw.weight", "decoder.mask_token")
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ def test_names_of_torchscript_before_numbers(name: str, array: np.ndarray, train
 )
 def test_convolutions_that_a_tool_has_merged(weight: str, bias: str, merged: bool) -> None:
     """Both tensors are trained, and a warning names them where their names are those of a merged convolution."""
-    graph, said = told_of(convolution(weight, bias))
+    graph, warned = graph_and_warnings(convolution(weight, bias))
     assert set(graph.parameters) == {weight, bias}
     for name in (weight, bias):
-        assert (f"'{name}'" in said) is merged
-    assert ("a product has been merged with what follows it" in said) is merged
+        assert (f"'{name}'" in warned) is merged
+    assert ("a product has been merged with what follows it" in warned) is merged
 
 
 def test_a_convolution_that_torch_has_merged_and_whose_bias_is_gone() -> None:
@@ -141,9 +141,9 @@ def test_a_convolution_that_torch_has_merged_and_whose_bias_is_gone() -> None:
         node = file.graph.node[0]
         del node.input[2:], file.graph.initializer[1:]
         node.output[0] = file.graph.output[0].name = output
-        graph, said = told_of(file)
+        graph, warned = graph_and_warnings(file)
         assert set(graph.parameters) == {"conv1.weight"}
-        assert ("'conv1.weight' (by its name, a product has been merged" in said) is merged
+        assert ("'conv1.weight' (by its name, a product has been merged" in warned) is merged
 
 
 def test_a_folded_bias_that_copies_another_is_called_merged() -> None:
@@ -156,9 +156,9 @@ def test_a_folded_bias_that_copies_another_is_called_merged() -> None:
     nodes = helper.make_node("Identity", ["n.bias"], ["onnx::Conv_9"]), file.graph.node[0]
     last = helper.make_node("Conv", ["h", "onnx::Conv_8", "onnx::Conv_9"], ["y"], "/layer/conv/Conv")
     assign(file.graph.node, [*nodes, last])
-    graph, said = told_of(file)
+    graph, warned = graph_and_warnings(file)
     assert set(graph.parameters) == {"n.weight", "n.bias", "onnx::Conv_8", "onnx::Conv_9"}
-    (doubts,) = (line for line in said.splitlines() if "does not say for sure" in line)
+    (doubts,) = (line for line in warned.splitlines() if "does not say for sure" in line)
     assert "'layer.conv.weight' (onnx::Conv_8), 'layer.conv.bias' (onnx::Conv_9) (the exporter has merged" in doubts
     assert "(the file calls it" not in doubts
 
@@ -169,9 +169,9 @@ def test_a_gate_that_a_tool_has_computed() -> None:
         file = scripted("h = MatMul(x, w) y = Mul(h, gate)", {"w": W, "gate": W[:, :1]}, {"y": "/a/Mul"})
         file.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
         file.graph.initializer[1].name = file.graph.node[1].input[1] = name
-        graph, said = told_of(file)
+        graph, warned = graph_and_warnings(file)
         assert name in graph.parameters
-        assert (f"({name}) (the exporter has computed it)" in said) is computed
+        assert (f"({name}) (the exporter has computed it)" in warned) is computed
 
 
 def test_equal_parameters_of_several_modules_that_a_tool_has_merged() -> None:
@@ -182,12 +182,12 @@ def test_equal_parameters_of_several_modules_that_a_tool_has_merged() -> None:
     )
     tensors = {"n1.scale": np.ones(3, np.float32), "n1.bias": np.zeros(3, np.float32), "n1.gate": W[:, 0]}
     names = {"a": "/n1/LayerNormalization", "b": "/n1_1/LayerNormalization", "c": "/head/norm/LayerNormalization"}
-    graph, said = told_of(scripted(body, tensors, {**names, "d": "/n2/Mul", "y": "/Mul"}))
+    graph, warned = graph_and_warnings(scripted(body, tensors, {**names, "d": "/n2/Mul", "y": "/Mul"}))
     apart = {"head.norm.weight", "head.norm.bias", "n2.scale"}
     assert set(graph.parameters) == {*tensors, *apart}
     for name in apart:
-        assert f"and '{name}'" in said
-    assert "'n1.scale' is read by /n1/LayerNormalization, /n1_1/LayerNormalization" in said
+        assert f"and '{name}'" in warned
+    assert "'n1.scale' is read by /n1/LayerNormalization, /n1_1/LayerNormalization" in warned
 
 
 @pytest.mark.parametrize(("node", "computed"), [("node_linear", True), ("/l/MatMul", False)])
@@ -197,9 +197,9 @@ def test_names_that_torch_export_gives_to_what_it_computes(node: str, computed: 
     file = scripted(
         "a = Add(x, embedding_1) b = MatMul(a, l.weight) c = Mul(b, exp) y = Add(c, emb)", tensors, {"b": node}
     )
-    graph, said = told_of(file)
+    graph, warned = graph_and_warnings(file)
     assert set(graph.parameters) == set(tensors)
-    assert ("'embedding_1', 'exp' (the exporter has computed it)" in said) is computed
+    assert ("'embedding_1', 'exp' (the exporter has computed it)" in warned) is computed
 
 
 def test_names_of_torchscript_behind_another_tool() -> None:
@@ -211,7 +211,7 @@ def test_names_of_torchscript_behind_another_tool() -> None:
         file.producer_name = producer
         file.graph.node[0].output[0] = file.graph.node[1].input[0] = "/l/MatMul_output_0" if known else "h"
         file.graph.initializer[3].name = file.graph.node[3].input[1] = "/Constant_1_output_0"
-        graph, _ = told_of(file)
+        graph, _ = graph_and_warnings(file)
         assert set(graph.parameters) == {"l.weight", "bias", *(() if known else ("mask", "/Constant_1_output_0"))}
 
 
@@ -222,9 +222,9 @@ def test_a_batch_normalisation_with_buffers_for_weights() -> None:
         "y = Add(c, n.bias)"
     )
     tensors = {f"n.{name}": W[k] + 2 for k, name in enumerate(("running_var", "weight", "bias"))}
-    graph, said = told_of(scripted(body, {"l.weight": W, "n.running_mean": W[0], **tensors}))
+    graph, warned = graph_and_warnings(scripted(body, {"l.weight": W, "n.running_mean": W[0], **tensors}))
     assert set(graph.parameters) == {"l.weight"}
-    assert "'n.weight', 'n.bias' (its module has running statistics for itself, as FrozenBatchNorm2d)" in said
+    assert "'n.weight', 'n.bias' (its module has running statistics for itself, as FrozenBatchNorm2d)" in warned
 
 
 def test_copies_of_a_layer_that_a_tool_has_merged() -> None:
@@ -241,12 +241,12 @@ def test_copies_of_a_layer_that_a_tool_has_merged() -> None:
     for node in file.graph.node:
         assign(node.input, ["onnx::MatMul_7" if name == "q" else name for name in node.input])
     file.graph.initializer[0].name = "onnx::MatMul_7"
-    graph, said = told_of(file)
+    graph, warned = graph_and_warnings(file)
     apart = {"l1.out.weight", "l1.out.bias", "onnx::MatMul_7_2"}
     assert set(graph.parameters) == {"onnx::MatMul_7", *apart, *tensors} - {"q"}
-    assert "'l0.out.weight' and 'l1.out.weight'" in said
-    assert "'twice' and" not in said
-    assert "read by several nodes" not in said
+    assert "'l0.out.weight' and 'l1.out.weight'" in warned
+    assert "'twice' and" not in warned
+    assert "read by several nodes" not in warned
     assert {row.name: row.module for row in graph.rows()}["onnx::MatMul_7_2"] == "l1.q.weight"
 
 
@@ -260,7 +260,7 @@ def test_copies_of_a_layer_that_a_tool_has_merged() -> None:
 def test_names_that_tools_give_to_copies_of_a_layer(weight: str, first: str, second: str) -> None:
     file = scripted("h = MatMul(x, w) y = MatMul(h, w)", {"w": W[:, :3] + 1}, {"h": first, "y": second})
     file.graph.initializer[0].name = file.graph.node[0].input[1] = file.graph.node[1].input[1] = weight
-    assert set(told_of(file)[0].parameters) == {weight, "l1.fc.weight"}
+    assert set(graph_and_warnings(file)[0].parameters) == {weight, "l1.fc.weight"}
 
 
 def test_what_several_nodes_read_without_names_of_modules() -> None:
@@ -268,10 +268,10 @@ def test_what_several_nodes_read_without_names_of_modules() -> None:
     names = {"h": "node_linear", "a": "node_add", "y": "node_linear_1"}
     tensors = {"l.weight": W[:, :3] + 1, "l.bias": W[0, :3]}
     file = scripted("h = Gemm(x, l.weight, l.bias) a = Tanh(h) y = Gemm(a, l.weight, l.bias)", tensors, names)
-    graph, said = told_of(file)
+    graph, warned = graph_and_warnings(file)
     assert set(graph.parameters) == set(tensors)
     readers = "by 'node_linear', 'node_linear_1'"
-    assert f"trained as one are 'l.weight' {readers}, 'l.bias' {readers}. Exporters" in said
+    assert f"trained as one are 'l.weight' {readers}, 'l.bias' {readers}. Exporters" in warned
 
 
 def convolution(weight: str, bias: str) -> ModelProto:
@@ -294,10 +294,12 @@ def test_a_table_of_sines_that_the_file_calls_a_parameter() -> None:
         "l.weight p.weight",
         x="float[6,3] x",
     )
-    graph, said = told_of(file)
+    graph, warned = graph_and_warnings(file)
     assert set(graph.parameters) == {"l.weight", "p.weight"}
-    assert "'p.weight' (its numbers are those of a table of sines and cosines, which the module may not train)" in said
-    assert "'l.weight'" not in said
+    assert (
+        "'p.weight' (its numbers are those of a table of sines and cosines, which the module may not train)" in warned
+    )
+    assert "'l.weight'" not in warned
 
 
 @pytest.mark.parametrize("part", [slice(0, 1), slice(1, 4)])
@@ -312,8 +314,8 @@ def test_a_slice_of_a_weight_that_another_call_reads_whole_is_named(part: slice)
         assign(node.input, [{"w": "onnx::MatMul_19", "v": "onnx::MatMul_29"}.get(name, name) for name in node.input])
     for tensor, name in zip(file.graph.initializer, ("onnx::MatMul_19", "onnx::MatMul_29"), strict=False):
         tensor.name = name
-    said = told_of(file)[1]
-    assert "onnx::MatMul_29) holds a part of the numbers of 'a.weight' (onnx::MatMul_19)" in said
+    warned = graph_and_warnings(file)[1]
+    assert "onnx::MatMul_29) holds a part of the numbers of 'a.weight' (onnx::MatMul_19)" in warned
 
 
 U, V = (vector / np.linalg.norm(vector) for vector in (W[:, 0], W[0]))
@@ -337,11 +339,11 @@ def test_vectors_of_spectral_norm(prefix: str, body: str, u: np.ndarray, v: np.n
         assign(node.input, [names.get(name, name) for name in node.input])
     for tensor in file.graph.initializer:
         tensor.name = names[tensor.name]
-    graph, said = told_of(file)
+    graph, warned = graph_and_warnings(file)
     assert graph.left_out == {names[f"l.w_{vector}"]: "buffer, by its name" for vector in left_out}
     for vector in set("uv") - set(left_out):
         assert names[f"l.w_{vector}"] in graph.parameters
-        assert names[f"l.w_{vector}"] in said
+        assert names[f"l.w_{vector}"] in warned
 
 
 @pytest.mark.parametrize(
@@ -355,9 +357,9 @@ def test_limits_that_the_exporter_has_computed(node: str, computed: bool) -> Non
     assign(file.graph.node[2].input, [name if old == "limit" else old for old in file.graph.node[2].input])
     if not computed:
         file.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
-    graph, said = told_of(file)
+    graph, warned = graph_and_warnings(file)
     assert set(graph.parameters) == {"w"}
-    assert (f"left out are '{name}' (the exporter has computed it)" in said) is computed
+    assert (f"left out are '{name}' (the exporter has computed it)" in warned) is computed
 
 
 RANDOM = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
@@ -378,9 +380,9 @@ def test_weights_that_the_exporter_has_masked(weight: np.ndarray, masked: bool) 
     file = scripted("y = MatMul(x, w)", {"w": weight}, {"y": "/made/0/MatMul"})
     file.graph.initializer[0].name = file.graph.node[0].input[1] = "onnx::MatMul_8"
     file.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 16
-    graph, said = told_of(file)
+    graph, warned = graph_and_warnings(file)
     assert set(graph.parameters) == {"onnx::MatMul_8"}
-    assert ("(onnx::MatMul_8) (it has exact zeros, as a weight" in said) is masked
+    assert ("(onnx::MatMul_8) (it has exact zeros, as a weight" in warned) is masked
 
 
 KERNEL = np.random.default_rng(1).standard_normal((3, 2, 2)).astype(np.float32)
@@ -407,10 +409,10 @@ def test_the_matrix_that_spectral_norm_makes_of_a_kernel_is_tied_to_it(
         assign(node.input, [names.get(name, name) for name in node.input])
     for tensor in file.graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
-    graph, said = told_of(file)
+    graph, warned = graph_and_warnings(file)
     assert kernel in graph.parameters
     assert ("onnx::MatMul_9" in graph.parameters) is not tied
-    assert (f"'{kernel}' and 'onnx::MatMul_9'. It is trained as one" in said) is tied
+    assert (f"'{kernel}' and 'onnx::MatMul_9'. It is trained as one" in warned) is tied
     check_first_loss(file)
 
 

@@ -106,11 +106,11 @@ def test_gradient(build: Callable[[], ModelProto]) -> None:
     model = build()
     before = model.SerializeToString(deterministic=True)
     forward = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": X})
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         converted = ob.backward(model, wrt=["x", "w"], of=["y"])
         assert ob.explain_gradients(model, wrt=["w"], of=["y"]).ok
-    assert [w.category for w in told] == [ob.OnnxBackpropWarning] * 2 * (build in WITH_WARNING)
+    assert [w.category for w in caught] == [ob.OnnxBackpropWarning] * 2 * (build in WITH_WARNING)
     assert model.SerializeToString(deterministic=True) == before
     session = onnxruntime.InferenceSession(converted.SerializeToString())
     *outputs, dx, dw = session.run(None, {"x": X, "y_grad": DY})

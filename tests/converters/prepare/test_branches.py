@@ -32,7 +32,7 @@ SHARED = (
     "m, n = If (k) <then_branch = t () => (double[2] a, double[2] c) { a = Sin(x) c = Identity(a) }, "
     "else_branch = e () => (double[2] d, double[2] a) { a = Mul(x, w) d = Tanh(a) }> y = Mul(m, n)"
 )
-OWN = (
+LOCAL = (
     "y = If (k) <then_branch = t () => (double[2] a) <double[2] u = {1, 2}, int64[1] z = {0}> { b = ReduceSum(x, z) "
     "a = Mul(b, u) }, else_branch = e () => (double[2] a) { z = Constant<value_ints = [0]>() b = ReduceSum(x, z) "
     "a = Mul(b, w) }>"
@@ -41,7 +41,7 @@ OWN = (
 
 @pytest.mark.parametrize("k", [0, 1])
 @pytest.mark.parametrize("stored", ["initializers", "constants"])
-@pytest.mark.parametrize("body", [f"y = {CHOICE}", TWICE, NESTED, INSIDE, SHARED, OWN])
+@pytest.mark.parametrize("body", [f"y = {CHOICE}", TWICE, NESTED, INSIDE, SHARED, LOCAL])
 def test_a_constant_condition_leaves_no_branches(body: str, stored: str, k: int) -> None:
     """The results are the same, names are unique, and so is each gradient, by onnxruntime's forward of the file."""
     if stored == "initializers":

@@ -35,8 +35,8 @@ def graph_of(model: Any, **options: Any) -> ob.TrainingGraph:
 
 def gradients(model: Any, feeds: dict[str, np.ndarray], **options: Any) -> dict[str, Any]:
     graph = graph_of(model, **options)
-    found = ob.session(graph.model).run(None, feeds)
-    named = dict(zip((v.name for v in graph.model.graph.output), found, strict=True))
+    outputs = ob.session(graph.model).run(None, feeds)
+    named = dict(zip((v.name for v in graph.model.graph.output), outputs, strict=True))
     names = {"loss": graph.loss, **graph.parameters, **graph.input_gradients}
     return {x: named[g] for x, g in names.items()}
 
@@ -46,8 +46,8 @@ def without_cache(form: str, mask: np.ndarray, positions: np.ndarray, **options:
     form = "plain" if form == "GroupQueryAttention" else form  # the same numbers; the other is always a decoder
     graph = ob.training_graph(decoder(form, cache=False, **options), loss=LOSS, prediction="logits")
     feeds = {"input_ids": IDS, "labels": LABELS, "attention_mask": mask, "position_ids": positions}
-    found = ob.session(graph.model).run([graph.loss, *graph.parameters.values()], feeds)
-    return dict(zip(("loss", *graph.parameters), found, strict=True))
+    outputs = ob.session(graph.model).run([graph.loss, *graph.parameters.values()], feeds)
+    return dict(zip(("loss", *graph.parameters), outputs, strict=True))
 
 
 def empty_pasts(model: ModelProto) -> dict[str, Any]:
@@ -223,10 +223,10 @@ def test_a_length_of_an_empty_past_that_nobody_knows_is_refused_where_it_is_read
 
 
 def test_one_sentence_says_what_was_done() -> None:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ob.training_graph(decoder("plain", prefix="kv"), loss=LOSS)
-    (text,) = (str(w.message) for w in told)
+    (text,) = (str(w.message) for w in caught)
     for name in ("kv.0.key", "present.0.value", "attention_mask", "position_ids"):
         assert repr(name) in text
 
@@ -262,8 +262,8 @@ def test_the_loss_trains_with_adapters_that_are_merged_into_the_decoder(tmp_path
     predicted = trainer.predict(input_ids=IDS, labels=LABELS)["logits"]
     np.testing.assert_allclose(run(tuned, {**feeds, **empty_pasts(model)})["logits"], predicted, rtol=1e-4, atol=1e-5)
     trainer.export(tmp_path / "adapted.onnx")
-    found = run(str(tmp_path / "adapted.onnx"), {**feeds, **empty_pasts(model)})["logits"]
-    np.testing.assert_allclose(found, predicted, rtol=1e-4, atol=1e-5)
+    logits = run(str(tmp_path / "adapted.onnx"), {**feeds, **empty_pasts(model)})["logits"]
+    np.testing.assert_allclose(logits, predicted, rtol=1e-4, atol=1e-5)
 
 
 def test_adapters_of_a_merged_decoder(tmp_path: Any) -> None:
@@ -278,11 +278,11 @@ def test_adapters_of_a_merged_decoder(tmp_path: Any) -> None:
     predicted = trainer.predict(input_ids=IDS, labels=LABELS)["logits"]
     feeds = {"input_ids": IDS, "attention_mask": np.ones_like(IDS), "position_ids": np.arange(T)[None].repeat(B, 0)}
     feeds |= {**empty_pasts(model), "use_cache_branch": np.array([True])}
-    for found in (tuned, onnx.load(tmp_path / "adapted.onnx")):
+    for trained in (tuned, onnx.load(tmp_path / "adapted.onnx")):
         for field in ("input", "output"):
-            before, after = ([v.SerializeToString() for v in getattr(m.graph, field)] for m in (model, found))
+            before, after = ([v.SerializeToString() for v in getattr(m.graph, field)] for m in (model, trained))
             assert before == after
-        np.testing.assert_allclose(run(found, feeds)["logits"], predicted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(run(trained, feeds)["logits"], predicted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_first_of_two_files_has_presents_without_pasts(tmp_path: Any) -> None:
@@ -322,9 +322,9 @@ def test_a_model_that_only_joins_two_inputs_is_no_decoder() -> None:
     outputs = [helper.make_tensor_value_info(n, 1, None) for n in ("joined", "more", "y")]
     graph = helper.make_graph(nodes, "features", inputs, outputs, [table])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    made = ob.training_graph(model, loss="mse", prediction="y")
-    assert made.inputs == ("a", "b", "c", "ids", "target")
-    assert made.outputs == ("joined", "more", "y")
+    training = ob.training_graph(model, loss="mse", prediction="y")
+    assert training.inputs == ("a", "b", "c", "ids", "target")
+    assert training.outputs == ("joined", "more", "y")
 
 
 def test_a_damaged_record_of_the_decoder_is_refused() -> None:
@@ -354,10 +354,10 @@ def test_tables_of_rotations_that_a_branch_chooses_are_no_parameters() -> None:
     graph = helper.make_graph(nodes, "rotated", inputs, outputs, weights)
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     with pytest.warns(OnnxBackpropWarning, match="rotation of RotaryEmbedding"):
-        made = ob.training_graph(helper.make_model(graph, opset_imports=imports, ir_version=10), loss=LOSS)
-    assert set(made.parameters) == {"table", "w"}
-    assert set(made.left_out.values()) == {"rotation of RotaryEmbedding"}
-    assert len(made.left_out) == 4
+        training = ob.training_graph(helper.make_model(graph, opset_imports=imports, ir_version=10), loss=LOSS)
+    assert set(training.parameters) == {"table", "w"}
+    assert set(training.left_out.values()) == {"rotation of RotaryEmbedding"}
+    assert len(training.left_out) == 4
 
 
 def _tables(branch: str) -> onnx.GraphProto:

@@ -124,9 +124,9 @@ def test_one_of_two_names_may_be_broadcast() -> None:
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["": 18]> m (float[N, H] x, float[N, K] z) => (float[N, P] y) { y = Add (x, z) }'
     )
-    (n, own), h, k = shapes_of(prepare(model).graph)["y"], "H", "K"
+    (n, width), h, k = shapes_of(prepare(model).graph)["y"], "H", "K"
     assert n == "N"
-    assert own not in (h, k)
+    assert width not in (h, k)
 
 
 def test_contradictions_are_left_alone() -> None:

@@ -274,13 +274,13 @@ def test_two_symbols_and_two_inputs() -> None:
     model = model_of(
         "(float[1,5,3] x, float[1,5,3] z) => (float[1,15] y) <int64[2] s = {1, 15}> { a = Add(x, z) b = Sin(a) y = Reshape(b, s) }"
     )
-    made = ob.backward(model, wrt=["x"], free={"x": {0: "batch"}, "z": {0: "batch"}})
+    derived = ob.backward(model, wrt=["x"], free={"x": {0: "batch"}, "z": {0: "batch"}})
     x = RNG.standard_normal((4, 5, 3)).astype(np.float32)
-    got = outputs(made, {"x": x, "z": x, "y_grad": np.ones((4, 15), np.float32)})
+    got = outputs(derived, {"x": x, "z": x, "y_grad": np.ones((4, 15), np.float32)})
     np.testing.assert_allclose(got["x_grad"], np.cos(2 * x), rtol=1e-5, atol=1e-6)
     both = model_of("(float[1,5,3] x) => (float[1,5,3] y) { y = Sin(x) }")
-    made = ob.backward(both, wrt=["x"], free={"x": {0: "batch", 1: "length"}})
-    shape = [d.dim_param or d.dim_value for d in made.graph.output[-1].type.tensor_type.shape.dim]
+    derived = ob.backward(both, wrt=["x"], free={"x": {0: "batch", 1: "length"}})
+    shape = [d.dim_param or d.dim_value for d in derived.graph.output[-1].type.tensor_type.shape.dim]
     assert shape == ["batch", "length", 3]
 
 

@@ -65,23 +65,23 @@ def gradients(model: ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.n
 
 
 def test_constants() -> None:
-    found = gradients(in_constants(), {"x": X})
-    assert list(found) == ["w_grad"]
-    np.testing.assert_allclose(found["w_grad"], X.T @ np.ones((4, 2)), rtol=1e-5)
+    grads = gradients(in_constants(), {"x": X})
+    assert list(grads) == ["w_grad"]
+    np.testing.assert_allclose(grads["w_grad"], X.T @ np.ones((4, 2)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_branches(taken: bool) -> None:
-    found = gradients(in_branches(), {"x": X, "c": np.array(taken)})
-    assert list(found) == ["w_grad", "w_2_grad"]
+    grads = gradients(in_branches(), {"x": X, "c": np.array(taken)})
+    assert list(grads) == ["w_grad", "w_2_grad"]
     want = X.T @ np.ones((4, 2))
-    np.testing.assert_allclose(found["w_grad"], want if taken else 0 * want, rtol=1e-5)
-    np.testing.assert_allclose(found["w_2_grad"], 0 * want if taken else -want, rtol=1e-5)
+    np.testing.assert_allclose(grads["w_grad"], want if taken else 0 * want, rtol=1e-5)
+    np.testing.assert_allclose(grads["w_2_grad"], 0 * want if taken else -want, rtol=1e-5)
 
 
 def test_a_function() -> None:
-    (found,) = gradients(in_a_function(), {"x": X}).values()
-    np.testing.assert_allclose(found, X.T @ np.ones((4, 2)), rtol=1e-5)
+    (grad,) = gradients(in_a_function(), {"x": X}).values()
+    np.testing.assert_allclose(grad, X.T @ np.ones((4, 2)), rtol=1e-5)
 
 
 def test_a_function_that_is_called_twice_has_one_weight() -> None:
@@ -94,8 +94,8 @@ def test_a_function_that_is_called_twice_has_one_weight() -> None:
            }"""
     )
     w, g = np.arange(1, 10, dtype=np.float32).reshape(3, 3), np.ones((4, 3), np.float32)
-    (found,) = gradients(model, {"x": X}).values()
-    np.testing.assert_allclose(found, X.T @ g @ w.T + (X @ w).T @ g, rtol=1e-5)
+    (grad,) = gradients(model, {"x": X}).values()
+    np.testing.assert_allclose(grad, X.T @ g @ w.T + (X @ w).T @ g, rtol=1e-5)
 
 
 @pytest.mark.parametrize("build", [in_constants, in_branches, in_a_function])
@@ -152,8 +152,8 @@ def test_what_a_branch_gives_out(form: str) -> None:
         other.initializer.append(numpy_helper.from_array(W, "s"))
     insert(model.graph, "v", V)
     for taken in (True, False):
-        found = gradients(model, {"x": X, "c": np.array(taken)})
+        grads = gradients(model, {"x": X, "c": np.array(taken)})
         want = X.T @ np.ones((4, 2))
-        assert set(found) == {"v_grad", "s/weight_grad"}
-        np.testing.assert_allclose(found["v_grad"], want if taken else 0 * want, rtol=1e-5)
-        np.testing.assert_allclose(found["s/weight_grad"], 0 * want if taken else want, rtol=1e-5)
+        assert set(grads) == {"v_grad", "s/weight_grad"}
+        np.testing.assert_allclose(grads["v_grad"], want if taken else 0 * want, rtol=1e-5)
+        np.testing.assert_allclose(grads["s/weight_grad"], 0 * want if taken else want, rtol=1e-5)

@@ -36,7 +36,7 @@ def steps(graph: ob.TrainingGraph, feeds: dict[str, np.ndarray], count: int = 3)
     return results
 
 
-def made_of_standard_operators(model: ModelProto) -> None:
+def check_standard_operators(model: ModelProto) -> None:
     checker.check_model(model, full_check=True)
     assert not model.functions
     assert {o.domain for o in model.opset_import} == {node.domain for node in all_nodes(model)} == {""}
@@ -82,7 +82,7 @@ GRAPHS: dict[str, tuple[Callable[..., ob.TrainingGraph], dict[str, np.ndarray]]]
 def test_the_same_numbers_in_standard_operators(case: str, tmp_path: Path) -> None:
     build, feeds = GRAPHS[case]
     plain, graph = build(), build(inline=True)
-    made_of_standard_operators(graph.model)
+    check_standard_operators(graph.model)
     as_low_as_it_goes(graph.model)
     expected = steps(plain, feeds)
     for name, value in steps(graph, feeds).items():
@@ -95,7 +95,7 @@ def test_the_same_numbers_in_standard_operators(case: str, tmp_path: Path) -> No
     keys = {entry.key: entry.value for entry in read.model.metadata_props}
     assert keys == {e.key: e.value for e in plain.model.metadata_props if e.key != REQUIREMENT}
     for part in (read.eval_model(), read.inference_model()):
-        made_of_standard_operators(part)
+        check_standard_operators(part)
 
 
 def test_what_a_training_loop_takes_out_of_it() -> None:
@@ -126,7 +126,7 @@ def test_training_nodes_of_the_standard() -> None:
     feeds = {name: np.array([1.0, -2.0], np.float32) ** 2 for name in "xvw"}
     feeds |= {"R": np.array(0.1, np.float32), "T": np.array(3)}
     plain, model = (ob.expand_gradients(parser.parse_model(text), inline=inline) for inline in (False, True))
-    made_of_standard_operators(model)
+    check_standard_operators(model)
     for a, b in zip(session_run(plain)(feeds), session_run(model)(feeds), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -135,7 +135,7 @@ def test_an_old_opset_comes_back() -> None:
     """What is converted to opset 18 first, and needs nothing of it, ends in an older one."""
     model = parser.parse_model('<ir_version: 3, opset_import: ["": 8]> g (float[2] x) => (float[2] y) { y = Tanh(x) }')
     result = ob.backward(model, wrt=["x"], inline=True)
-    made_of_standard_operators(result)
+    check_standard_operators(result)
     as_low_as_it_goes(result)
     assert (result.opset_import[0].version, result.ir_version) == (14, 7)  # Mul and Sub of bfloat16
     assert session_run(result)({"x": np.zeros(2, np.float32), "y_grad": np.ones(2, np.float32)})[1].tolist() == [1, 1]
@@ -193,7 +193,7 @@ def test_artifacts(tmp_path: Path) -> None:
         artifact_directory=tmp_path, inline=True,
     )  # fmt: skip
     for name in ("training_model", "eval_model", "optimizer_model"):
-        made_of_standard_operators(onnx.load(tmp_path / f"{name}.onnx"))
+        check_standard_operators(onnx.load(tmp_path / f"{name}.onnx"))
 
 
 # --- files with overloads

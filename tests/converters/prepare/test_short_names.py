@@ -32,25 +32,27 @@ def answers(model: ModelProto, **feeds: np.ndarray) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("inline", [False, True])
 def test_names_of_the_model_stay_and_others_are_short(*, inline: bool) -> None:
     model = parser.parse_model(TEXT)
-    made = ob.backward(model, wrt=["s", "w"], inline=inline)
-    checker.check_model(made, full_check=True)
-    own, nodes = used_names(model.graph), {node.name for node in all_nodes(made.graph)}
-    values = used_names(made.graph) - own - nodes - {"s_grad", "w_grad"}
-    assert own - {""} <= used_names(made.graph)
+    derived = ob.backward(model, wrt=["s", "w"], inline=inline)
+    checker.check_model(derived, full_check=True)
+    names, nodes = used_names(model.graph), {node.name for node in all_nodes(derived.graph)}
+    values = used_names(derived.graph) - names - nodes - {"s_grad", "w_grad"}
+    assert names - {""} <= used_names(derived.graph)
     assert values
     assert all(name[0] == "_" and name[1:].isdigit() for name in values), values
     assert {"p_grad/1", "p_grad/2"} <= nodes
-    assert not any(node.name for node in all_nodes(made.graph) if node.op_type == "Constant")
-    (body,) = (a.g for node in made.graph.node if node.op_type == "Loop" and "y" in node.output for a in node.attribute)
+    assert not any(node.name for node in all_nodes(derived.graph) if node.op_type == "Constant")
+    (body,) = (
+        a.g for node in derived.graph.node if node.op_type == "Loop" and "y" in node.output for a in node.attribute
+    )
     assert body.name == "own"
 
 
 def test_renaming_changes_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     model = parser.parse_model(TEXT)
     short = ob.hvp(model, ["s", "w"], ["e"])
-    monkeypatch.setattr(reverse, "shorten_names", lambda made, _: made)
+    monkeypatch.setattr(reverse, "shorten_names", lambda derived, _: derived)
     long = ob.hvp(model, ["s", "w"], ["e"])
-    got, want = (answers(made, **FEEDS, s_direction=V, w_direction=W) for made in (short, long))
+    got, want = (answers(derived, **FEEDS, s_direction=V, w_direction=W) for derived in (short, long))
     assert {name: array.tobytes() for name, array in got.items()} == {n: array.tobytes() for n, array in want.items()}
     assert short.ByteSize() < 0.7 * long.ByteSize()
 
@@ -61,24 +63,24 @@ def test_names_are_free_when_a_derivative_is_differentiated_again() -> None:
     second = ob.vjp(first, ["s"], ["s_grad"])
     checker.check_model(second, full_check=True)
     assert used_names(first.graph) <= used_names(second.graph)
-    made = ob.derivatives(second)[-1]
-    got = answers(second, **FEEDS, **{made.seeds["s_grad"]: V})[made.results["s"]]
+    derivative = ob.derivatives(second)[-1]
+    got = answers(second, **FEEDS, **{derivative.seeds["s_grad"]: V})[derivative.results["s"]]
     want = answers(ob.hvp(model, ["s"], ["e"]), **FEEDS, s_direction=V)["s_hvp"]
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_a_failing_node_tells_what_it_belongs_to() -> None:
     text = '<ir_version: 10, opset_import: ["": 20]> g (float[N] x, float[M] w) => (float[N] y) { y = Mul(x, w) }'
-    made = ob.backward(parser.parse_model(text), wrt=["w"], of=["y"])
+    derived = ob.backward(parser.parse_model(text), wrt=["w"], of=["y"])
     x = np.ones(4, np.float32)
     with pytest.raises(Exception, match="Name:'y_grad/1'"):
-        answers(made, x=x, w=x, y_grad=np.ones(3, np.float32))
+        answers(derived, x=x, w=x, y_grad=np.ones(3, np.float32))
 
 
 def test_what_is_the_default_is_not_said() -> None:
     op = Builder(set())
     x = op.constant(np.ones((2, 3), np.float32))
-    made = [
+    cases = [
         (op.Gemm(x, x, alpha=1.0, beta=1.0, transA=0, transB=1), {"transB"}),
         (op.ReduceSum(x, [1], keepdims=1, noop_with_empty_axes=1), {"noop_with_empty_axes"}),
         (op.Reshape(x, [3, 2], allowzero=1), set()),
@@ -88,10 +90,10 @@ def test_what_is_the_default_is_not_said() -> None:
         (op.domain.SoftMaxBackward(x, x, axis=1), set[str]()),
         (op.domain.SoftMaxBackward(x, x, axis=0), {"axis"}),
     ]
-    for value, said in made:
+    for value, attributes in cases:
         node = value.producer()
         assert node is not None
-        assert set(node.attributes) == said, node
+        assert set(node.attributes) == attributes, node
 
 
 @pytest.mark.parametrize("width", [3, 5000])  # large weights are set aside meanwhile
@@ -99,10 +101,10 @@ def test_types_of_initializers_and_inputs_are_not_said_twice(width: int) -> None
     model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 20]>
         g (float[N, {width}] x) => (float[N, 2] y) <float[{width}, 2] w = {{{", ".join(["0.5"] * 2 * width)}}}>
         {{ a = MatMul(x, w) y = Tanh(a) }}""")
-    made = ob.backward(model, wrt=["x"])
-    assert not made.graph.value_info
+    derived = ob.backward(model, wrt=["x"])
+    assert not derived.graph.value_info
     feeds = {"x": np.ones((4, width), np.float32), "y_grad": np.ones((4, 2), np.float32)}
-    assert answers(made, **feeds)["x_grad"].shape == (4, width)
+    assert answers(derived, **feeds)["x_grad"].shape == (4, width)
 
 
 def test_functions_have_the_optional_attributes_that_nodes_state() -> None:
@@ -110,17 +112,17 @@ def test_functions_have_the_optional_attributes_that_nodes_state() -> None:
     unstated = helper.make_node("ConvolutionBackwardData", ["dy", "w"], ["b"], domain=ob.DOMAIN, **_SAME)
     text = "g (float[1, 4, 4, 2] dy, float[3, 3, 2, 2] w) => (float[1, 4, 4, 2] a, float[1, 4, 4, 2] b) { }"
     graph = parser.parse_graph(text)
-    for nodes, said in (([stated, unstated], ["dst_shape", "groups"]), ([unstated, unstated], ["dst_shape"])):
+    for nodes, attributes in (([stated, unstated], ["dst_shape", "groups"]), ([unstated, unstated], ["dst_shape"])):
         del graph.node[:]
         graph.node.extend(nodes)
         graph.node[0].output[0], graph.node[1].output[0] = "a", "b"
         imports = [helper.make_opsetid("", 18), helper.make_opsetid(ob.DOMAIN, 1)]
-        made = ob.use_kernels(helper.make_model(graph, opset_imports=imports, ir_version=10), "onnx")
-        (function,) = made.functions
-        assert sorted(a.name for a in function.attribute_proto) == said
-        checker.check_model(made, full_check=True)
+        converted = ob.use_kernels(helper.make_model(graph, opset_imports=imports, ir_version=10), "onnx")
+        (function,) = converted.functions
+        assert sorted(a.name for a in function.attribute_proto) == attributes
+        checker.check_model(converted, full_check=True)
         dy, w = RNG.standard_normal((1, 4, 4, 2), np.float32), RNG.standard_normal((3, 3, 2, 2), np.float32)
-        got = answers(made, dy=dy, w=w)
+        got = answers(converted, dy=dy, w=w)
         np.testing.assert_array_equal(got["a"], got["b"])
 
 

@@ -128,8 +128,8 @@ def test_a_stop_at_an_input_and_at_a_weight_stops_those_alone() -> None:
     plain = outputs(ob.backward(model, wrt=["x", "w"]), **both)
     for name, other in (("x", "w"), ("w", "x")):
         with pytest.warns(ob.OnnxBackpropWarning, match=f"the derivative by '{name}' is zero: Identity '{name}/stop'"):
-            made = ob.backward(model, wrt=["x", "w"], stop=[name])
-        got = outputs(made, **both)
+            derived = ob.backward(model, wrt=["x", "w"], stop=[name])
+        got = outputs(derived, **both)
         assert not got[f"{name}_grad"].any()
         np.testing.assert_array_equal(got[f"{other}_grad"], plain[f"{other}_grad"])
 
@@ -215,10 +215,10 @@ def test_a_stop_in_one_branch() -> None:
     text = """<ir_version: 9, opset_import: ["": 18]> g (float[2] x, bool c) => (float[2] y)
         { y = If(c) <then_branch = t () => (float[2] p) { q = Sin(x) p = Mul(q, x) },
                      else_branch = e () => (float[2] r) { r = Mul(x, x) }> }"""
-    made = ob.backward(parser.parse_model(text), wrt=["x"], stop=["q"])
+    derived = ob.backward(parser.parse_model(text), wrt=["x"], stop=["q"])
     x, one = np.array([0.3, 2.0], np.float32), np.ones(2, np.float32)
     for c, expected in ((True, np.sin(x)), (False, 2 * x)):
-        np.testing.assert_allclose(outputs(made, x=x, c=np.array(c), y_grad=one)["x_grad"], expected, rtol=1e-5)
+        np.testing.assert_allclose(outputs(derived, x=x, c=np.array(c), y_grad=one)["x_grad"], expected, rtol=1e-5)
 
 
 FUNCTION = """<ir_version: 9, opset_import: ["": 18, "my": 1]> g (float[2] x) => (float[2] y) { a = my.F(x) y = my.F(a) }
@@ -241,8 +241,8 @@ def test_a_variable_may_be_stopped() -> None:
     """What lies before it gets nothing, itself what lies behind it gives."""
     x, one = np.array([0.3, 2.0], np.float32), np.ones(2, np.float32)
     with pytest.warns(ob.OnnxBackpropWarning, match="by 'x' is zero: Identity 'a/stop' stops it"):
-        made = ob.backward(parser.parse_model(FUNCTION), wrt=["x", "a"], stop=["a"])
-    a, got = x * np.sin(x), outputs(made, x=x, y_grad=one)
+        derived = ob.backward(parser.parse_model(FUNCTION), wrt=["x", "a"], stop=["a"])
+    a, got = x * np.sin(x), outputs(derived, x=x, y_grad=one)
     np.testing.assert_allclose(got["a_grad"], np.sin(a) + a * np.cos(a), rtol=1e-5)
     assert not got["x_grad"].any()
 

@@ -36,14 +36,14 @@ class Form:
         kind = {"float32": "float", "int64": "int64"}[self.x.dtype.name]
         lengths = ", ".join(["N", *map(str, self.x.shape[1:])])
         free = ", ".join(f"Y{n}" for n in range(self.y(self.x, self.floats()).ndim))
-        made = parser.parse_model(
+        proto = parser.parse_model(
             f'<ir_version: 10, opset_import: ["": {self.opset}, "com.microsoft": 1]> '
             f"m ({kind}[{lengths}] x) => (float[{free}] y) {{ {self.nodes} }}"
         )
-        for node in made.graph.node:
+        for node in proto.graph.node:
             node.attribute.extend(helper.make_attribute(k, v) for k, v in self.attributes.get(node.op_type, {}).items())
-        made.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in self.tensors.items())
-        return made
+        proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in self.tensors.items())
+        return proto
 
     def floats(self) -> dict[str, np.ndarray]:
         """The weights, and the float tensors that the model has already."""
@@ -101,10 +101,10 @@ def other_names(model: ModelProto, kind: str) -> ModelProto:
     new: dict[str, str] = {}
     if kind != "no names":
         kept = {"", *(value.name for value in model.graph.output)}
-        made = [name for node in model.graph.node for name in node.output if name not in kept]
+        values = [name for node in model.graph.node for name in node.output if name not in kept]
         odd = {"slashes": "/a b/{}.0", "numbers": "{}", "ours": "{}"}[kind]
         ours = ["loss", "x_grad", "optimizer/Constant", "learning_rate", "target", "gradient_norms"]
-        for n, name in enumerate(made):
+        for n, name in enumerate(values):
             new[name] = ours[n % len(ours)] + ("" if n < len(ours) else str(n)) if kind == "ours" else odd.format(n + 3)
     for n, node in enumerate(result.graph.node):
         node.name = "" if kind == "no names" else f"/{n} again" if kind == "slashes" else str(n)

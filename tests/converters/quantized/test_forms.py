@@ -87,8 +87,8 @@ def side_by_side(names: Sequence[str], kind: str) -> tuple[ModelProto, Tensors]:
 
 def of_each(model: ModelProto, count: int) -> list[Tensors]:
     """The tensors of the models in one, each by the name that it has alone."""
-    found = tensors(model)
-    return [{k.removeprefix(f"{n}/"): v for k, v in found.items() if k.startswith(f"{n}/")} for n in range(count)]
+    arrays = tensors(model)
+    return [{k.removeprefix(f"{n}/"): v for k, v in arrays.items() if k.startswith(f"{n}/")} for n in range(count)]
 
 
 def check_forms(
@@ -120,9 +120,9 @@ def test_the_float_model(kind: str) -> None:
         return list(zip(*parts, strict=True))
 
     def check(name: str, answer: tuple[Tensors, np.ndarray, np.ndarray]) -> None:
-        form, (found, y, rounded) = FORMS[name], answer
+        form, (weights, y, rounded) = FORMS[name], answer
         for weight, expected in form.weights.items():
-            np.testing.assert_allclose(found[weight], expected, rtol=1e-6, atol=1e-9)
+            np.testing.assert_allclose(weights[weight], expected, rtol=1e-6, atol=1e-9)
         expected = form.y(form.x, form.floats())
         size = np.abs(expected).max()
         np.testing.assert_allclose(y, expected, rtol=0, atol=CLOSE * size)

@@ -23,11 +23,11 @@ STATIC = FORMS["a Relu that is gone"]
 
 def model(nodes: str, arrays: dict[str, np.ndarray], x: str = "float[N, 4] x", y: str = "float[N, M] y") -> ModelProto:
     """A model with some constants."""
-    made = parser.parse_model(
+    proto = parser.parse_model(
         f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> m ({x}) => ({y}) {{ {nodes} }}'
     )
-    made.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items())
-    return made
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(a), n) for n, a in arrays.items())
+    return proto
 
 
 def put(floats: ModelProto, **arrays: np.ndarray) -> ModelProto:
@@ -48,15 +48,15 @@ def test_scales_of_values_come_from_the_data() -> None:
     weight = real(tensors(original)["w_quantized"], 0.01) * 3
     trained = put(floats, w=weight)
     back = ob.requantize(trained, original, calibration=[{"x": x[:1], "target": np.zeros(3)}, (x[1:],)])
-    found = tensors(back)
-    np.testing.assert_allclose(found["sx"], (9.2 + 3.0) / 255, rtol=1e-6)
-    assert found["zu"].dtype == np.uint8
-    assert found["zu"] == round(3.0 / float(found["sx"]))
+    arrays = tensors(back)
+    np.testing.assert_allclose(arrays["sx"], (9.2 + 3.0) / 255, rtol=1e-6)
+    assert arrays["zu"].dtype == np.uint8
+    assert arrays["zu"] == round(3.0 / float(arrays["sx"]))
     behind = np.maximum(x.astype(np.float64) @ weight, 0)
-    np.testing.assert_allclose(found["sy"], behind.max() / 255, rtol=1e-5)
-    assert found["zr"] == -128
-    y = -np.maximum(x.astype(np.float64) @ real(found["w_quantized"], found["sw"]), 0)
-    bound = float(np.abs(weight).sum(axis=0).max() * found["sx"] / 2 + found["sy"] / 2)
+    np.testing.assert_allclose(arrays["sy"], behind.max() / 255, rtol=1e-5)
+    assert arrays["zr"] == -128
+    y = -np.maximum(x.astype(np.float64) @ real(arrays["w_quantized"], arrays["sw"]), 0)
+    bound = float(np.abs(weight).sum(axis=0).max() * arrays["sx"] / 2 + arrays["sy"] / 2)
     np.testing.assert_allclose(run(back, x), y, rtol=0, atol=bound * 1.001)
     assert np.abs(run(again(trained, original), x) - y).max() > 4 * bound  # which the file's scales cut
 
@@ -68,17 +68,17 @@ def test_a_symmetric_range_stays_symmetric() -> None:
         {"s": scale(0.01), "z": np.array(0, np.int8), "sw": scale(0.01), "w_quantized": ints("int8", 4, 2)},
     )
     x = np.array([[0.3, -2.0, 1.0, 0.0]], F32)
-    found = tensors(ob.requantize(ob.dequantize(original), original, calibration={"x": x}))
-    np.testing.assert_allclose(found["s"], 2.0 / 127, rtol=1e-6)
-    assert found["z"] == 0
+    arrays = tensors(ob.requantize(ob.dequantize(original), original, calibration={"x": x}))
+    np.testing.assert_allclose(arrays["s"], 2.0 / 127, rtol=1e-6)
+    assert arrays["z"] == 0
 
 
 def test_the_integers_that_a_clip_leaves() -> None:
     """s = (max - min) / 127 where a tool has limited eight bits to seven."""
     form = FORMS["seven bits by Clip"]
     original = form.model()
-    found = tensors(ob.requantize(ob.dequantize(original), original, calibration={"x": form.x}))
-    np.testing.assert_allclose(found["s"], (form.x.max() - form.x.min()) / 127, rtol=1e-6)
+    arrays = tensors(ob.requantize(ob.dequantize(original), original, calibration={"x": form.x}))
+    np.testing.assert_allclose(arrays["s"], (form.x.max() - form.x.min()) / 127, rtol=1e-6)
 
 
 def test_a_single_number() -> None:
@@ -90,9 +90,9 @@ def test_a_single_number() -> None:
     np.testing.assert_allclose(tensors(floats)["c"], 0.51, rtol=1e-6)
     for name, array in tensors(ob.requantize(floats, original)).items():
         np.testing.assert_allclose(array.astype(float), given[name].astype(float), rtol=1e-6)
-    found = tensors(ob.requantize(put(floats, c=np.array(0.255)), original))
-    np.testing.assert_allclose(found["s"], 0.001, rtol=1e-6)
-    assert (found["c_quantized"], found["z"]) == (127, -128)
+    arrays = tensors(ob.requantize(put(floats, c=np.array(0.255)), original))
+    np.testing.assert_allclose(arrays["s"], 0.001, rtol=1e-6)
+    assert (arrays["c_quantized"], arrays["z"]) == (127, -128)
 
 
 def test_without_data_it_says_that_scales_stay() -> None:
@@ -117,10 +117,10 @@ def test_floats_that_the_file_rounds_itself() -> None:
     w = f32(6, 4, size=3)
     floats = ob.dequantize(original)
     np.testing.assert_array_equal(tensors(floats)["w"], tensors(original)["w"])
-    found = tensors(ob.requantize(put(floats, w=w), original))
-    np.testing.assert_array_equal(found["w"], w)
-    np.testing.assert_allclose(found["sw"], np.abs(w).max(axis=0) / 127, rtol=1e-6)
-    np.testing.assert_array_equal(found["zw"], np.zeros(4, np.int8))
+    arrays = tensors(ob.requantize(put(floats, w=w), original))
+    np.testing.assert_array_equal(arrays["w"], w)
+    np.testing.assert_allclose(arrays["sw"], np.abs(w).max(axis=0) / 127, rtol=1e-6)
+    np.testing.assert_array_equal(arrays["zw"], np.zeros(4, np.int8))
 
 
 def test_a_training_that_rounding_undoes() -> None:
@@ -155,10 +155,10 @@ def test_a_shared_scale_fits_the_largest(zeros: tuple[str, str], order: int) -> 
     original = _two(w, v)
     floats = ob.dequantize(original)
     new = {name: tensors(floats)[name] * factor for name, factor in (("w", 3), ("v", 0.5))}
-    found = tensors(ob.requantize(put(floats, **new), original))
-    np.testing.assert_allclose(found["s"], 0.03, rtol=1e-6)
+    arrays = tensors(ob.requantize(put(floats, **new), original))
+    np.testing.assert_allclose(arrays["s"], 0.03, rtol=1e-6)
     for name, array in new.items():
-        assert np.abs(real(found[f"{name}_quantized"], found["s"]) - array).max() <= 0.5001 * 0.03
+        assert np.abs(real(arrays[f"{name}_quantized"], arrays["s"]) - array).max() <= 0.5001 * 0.03
 
 
 @pytest.mark.parametrize("names", ["as they are", "constants"])
@@ -173,8 +173,8 @@ def test_shared_integers_part(names: str) -> None:
     onnx.checker.check_model(back, full_check=True)
     assert {t.name for t in back.graph.initializer if t.data_type == TensorProto.INT8} >= {"w_quantized_2"}
     now = tensors(ob.dequantize(back))
-    found = sorted((now[n] for n in now if now[n].shape == (4, 4)), key=lambda a: float(a[0, 0]))
-    for got, array in zip(found, sorted(new.values(), key=lambda a: float(a[0, 0])), strict=True):
+    parts = sorted((now[n] for n in now if now[n].shape == (4, 4)), key=lambda a: float(a[0, 0]))
+    for got, array in zip(parts, sorted(new.values(), key=lambda a: float(a[0, 0])), strict=True):
         assert np.abs(got - array).max() <= 0.51 * np.abs(array).max() / 127
 
 
@@ -187,32 +187,32 @@ def test_a_bias_that_would_not_fit_32_bits() -> None:
         | {"b_quantized": np.array([5, -7], np.int32), "sb": scale(1e-8)},
     )
     floats = ob.dequantize(original)
-    found = tensors(again(put(floats, b=np.array([90.0, -50.0])), original))
-    np.testing.assert_allclose(real(found["b_quantized"], found["sb"]), [90, -50], rtol=1e-6)
-    np.testing.assert_allclose(found["sb"], found["s"] * found["sw"], rtol=1e-6)
+    arrays = tensors(again(put(floats, b=np.array([90.0, -50.0])), original))
+    np.testing.assert_allclose(real(arrays["b_quantized"], arrays["sb"]), [90, -50], rtol=1e-6)
+    np.testing.assert_allclose(arrays["sb"], arrays["s"] * arrays["sw"], rtol=1e-6)
 
 
 def test_weights_in_branches() -> None:
     """Of an If: the weight is a parameter, trains, and goes back where it was."""
     inner = "then () => (float[N, M] t) { w = DequantizeLinear(w_quantized, s) t = MatMul(x, w) }"
     other = "other () => (float[N, M] e) { e = Identity(x) }"
-    made = parser.parse_model(
+    original = parser.parse_model(
         '<ir_version: 10, opset_import: ["": 21]> m (float[N, 4] x) => (float[N, M] y) '
         f"{{ c = ReduceSum <keepdims = 0> (x) z = Constant <value_float = -1e9> () b = Greater(c, z) "
         f"y = If (b) <then_branch = {inner}, else_branch = {other}> }}"
     )
-    then = next(a.g for a in made.graph.node[-1].attribute if a.name == "then_branch")
+    then = next(a.g for a in original.graph.node[-1].attribute if a.name == "then_branch")
     q = ints("int8", 4, 4)
     then.initializer.extend([numpy_helper.from_array(q, "w_quantized"), numpy_helper.from_array(scale(0.01), "s")])
-    floats = ob.dequantize(made)
+    floats = ob.dequantize(original)
     weight = next(name for name, array in tensors(floats).items() if array.shape == (4, 4))
     np.testing.assert_allclose(tensors(floats)[weight], real(q, 0.01), rtol=1e-6)
     x = f32(3, 4)
-    np.testing.assert_allclose(run(floats, x), run(made, x), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(run(floats, x), run(original, x), rtol=0, atol=1e-5)
     graph = ob.training_graph(floats, loss="mse")
     assert weight in graph.parameters
     new = f32(4, 4)
-    back = ob.requantize(put(floats, **{weight: new}), made)
+    back = ob.requantize(put(floats, **{weight: new}), original)
     np.testing.assert_allclose(run(back, x), x @ new, rtol=0, atol=4 * np.abs(x).max() * np.abs(new).max() / 127)
 
 
@@ -240,9 +240,11 @@ def test_other_types() -> None:
     floats = ob.dequantize(original)
     assert tensors(floats)["w"].dtype == np.float16
     np.testing.assert_allclose(tensors(floats)["w"], q * 2.0**-12, rtol=1e-3)
-    found = tensors(ob.requantize(floats, original))["w_quantized"]
-    assert found.dtype == np.int16
-    assert np.abs(found.astype(int) * float(tensors(ob.requantize(floats, original))["s"]) - q * 2.0**-12).max() < 4e-3
+    integers = tensors(ob.requantize(floats, original))["w_quantized"]
+    assert integers.dtype == np.int16
+    assert (
+        np.abs(integers.astype(int) * float(tensors(ob.requantize(floats, original))["s"]) - q * 2.0**-12).max() < 4e-3
+    )
 
 
 def test_outputs_and_inputs_of_integers() -> None:
@@ -379,8 +381,8 @@ def test_a_value_that_is_zero_on_all_data_keeps_its_zero_point() -> None:
         q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z) }""")
     arrays = {"s": np.float32(0.05), "z": np.uint8(100)}
     original.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in arrays.items())
-    found = tensors(ob.requantize(ob.dequantize(original), original, calibration={"x": np.zeros((2, 4), F32)}))
-    assert (found["s"], found["z"]) == (np.float32(0.05), 100)
+    stored = tensors(ob.requantize(ob.dequantize(original), original, calibration={"x": np.zeros((2, 4), F32)}))
+    assert (stored["s"], stored["z"]) == (np.float32(0.05), 100)
 
 
 def layer(dtype: type, size: float) -> ModelProto:

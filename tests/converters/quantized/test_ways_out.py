@@ -61,9 +61,9 @@ def test_a_part_that_is_trained(name: str) -> None:
     """The warning has the way out in front of the list of what is not trained."""
     nodes, s = PARTS[name]
     given = model(nodes, {"w_quantized": W, "s": s, "b": f32(3)})
-    with pytest.warns(ob.OnnxBackpropWarning) as said:
+    with pytest.warns(ob.OnnxBackpropWarning) as caught:
         ob.training_graph(given, loss="mse")
-    shares = [str(w.message) for w in said if "numbers of the file are trained" in str(w.message)]
+    shares = [str(w.message) for w in caught if "numbers of the file are trained" in str(w.message)]
     assert len(shares) == 1
     assert (
         "are trained (ob.dequantize(model) makes parameters of integers); not trained: 'w_quantized' (12" in shares[0]

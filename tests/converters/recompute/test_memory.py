@@ -64,13 +64,13 @@ def test_the_same_bits_with_less_memory(name: str, kernels: str, tmp_path: Path)
         runs.append(Executed(one.model, fed, kernels, tmp_path / str(len(runs))))
     for output, value in runs[0].outputs.items():
         np.testing.assert_array_equal(runs[1].outputs[output], value, err_msg=output)
-    made = {output for node in runs[1].model.graph.node for output in node.output}
+    computed = {output for node in runs[1].model.graph.node for output in node.output}
     read = {value for node in graph.model.graph.node if "/recomputed" not in node.name for value in node.input}
     if name == "ResNet":
         assert "BatchNormalization" in {n.op_type for n in graph.model.graph.node if n.name.endswith("/recomputed")}
     handed_out = [value for value in copies(graph.model) if value in read]
     assert handed_out
-    assert not set(handed_out) - made, "merged away"
+    assert not set(handed_out) - computed, "merged away"
     expected = graph.settings["memory"]
     assert expected["with_budget"] <= float(memory.rstrip("%")) / 100 * expected["without"]
     others = {*graph.parameters.values(), *graph.updates.values()}

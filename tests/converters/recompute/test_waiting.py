@@ -40,8 +40,8 @@ def kept(graph: ob.TrainingGraph) -> Counter[str]:
         for v in graph.model.graph.value_info
         if v.type.tensor_type.elem_type == TensorProto.FLOAT
     }
-    made: dict[str, NodeProto] = {y: node for node in nodes[:first] for y in node.output if ranks.get(y, 0) > 1}
-    return Counter(made[x].op_type for x in {x for node in nodes[first:] for x in node.input if x in made})
+    producers: dict[str, NodeProto] = {y: node for node in nodes[:first] for y in node.output if ranks.get(y, 0) > 1}
+    return Counter(producers[x].op_type for x in {x for node in nodes[first:] for x in node.input if x in producers})
 
 
 def test_attention_keeps_its_probabilities_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,13 +86,13 @@ def test_lookups_are_added_to_what_there_is(lookups: int, tied: bool) -> None:
         g ({inputs}, float[4, 3] h, float[4, 7] dy) => (float y) <float[7, 3] w> {{
             wt = Transpose<perm = [1, 0]>(w) z = MatMul(h, wt) {sums} {total} {product} }}""")
     model.graph.initializer.append(numpy_helper.from_array(w, "w"))
-    made = ob.backward(model, wrt=["w"])
-    operators = [node.op_type for node in made.graph.node if node.output[0] in _leading(made, "w_grad")]
+    derived = ob.backward(model, wrt=["w"])
+    operators = [node.op_type for node in derived.graph.node if node.output[0] in _leading(derived, "w_grad")]
     assert operators.count("ScatterElements") == lookups
     assert operators.count("Add") == 0
     assert operators.count("ConstantOfShape") == (not tied)
     feeds = {"i0": ids[0], "i1": ids[1], "h": h, "dy": dy}
-    (got,) = ob.session(made, kernels=None).run(["w_grad"], feeds)
+    (got,) = ob.session(derived, kernels=None).run(["w_grad"], feeds)
     expected = np.float64(dy).T @ h if tied else np.zeros(w.shape)
     np.add.at(expected, ids[:lookups].ravel(), 1.0)
     np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-5, atol=1e-6)
@@ -101,10 +101,10 @@ def test_lookups_are_added_to_what_there_is(lookups: int, tied: bool) -> None:
 def _leading(model: ModelProto, name: str) -> set[str]:
     """The values that lead to one through sums and lookups."""
     makers = {output: node for node in model.graph.node for output in node.output}
-    found, waiting = set[str](), [name]
+    ancestors, waiting = set[str](), [name]
     while waiting:
         value = waiting.pop()
         if (node := makers.get(value)) is not None:
-            found.add(value)
+            ancestors.add(value)
             waiting += node.input[:1] if node.op_type == "ScatterElements" else node.input
-    return found
+    return ancestors

@@ -48,8 +48,8 @@ def product(name: str, *, single: bool = False) -> tuple[ModelProto, np.ndarray]
 
 def test_the_file_says_which_optimisers_to_turn_off() -> None:
     """Those that no form of ours avoids in every version; a file in float32 says nothing."""
-    (said,) = [e.value for e in ob.backward(product("left")[0], wrt=["x"]).metadata_props if e.key == NOTE]
-    assert said.split() == ["FuseFp16InitializerToFp32NodeTransformer", "MatmulTransposeFusion"]
+    (note,) = [e.value for e in ob.backward(product("left")[0], wrt=["x"]).metadata_props if e.key == NOTE]
+    assert note.split() == ["FuseFp16InitializerToFp32NodeTransformer", "MatmulTransposeFusion"]
     single = ob.backward(product("left", single=True)[0], wrt=["x"])
     assert all(entry.key != NOTE for entry in single.metadata_props)
 
@@ -118,15 +118,15 @@ def test_a_cubic_resize_between_transposes(optimizer: str | None) -> None:
     x = rng.standard_normal((1, 16, 8)).astype(np.float32)
     feeds = {"x": x, str(graph.target): np.zeros_like(x)} | graph.initial_state()
     feeds |= {graph.learning_rate: np.float32(0)} if graph.learning_rate else {}
-    found = []
+    losses = []
     for level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL"):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         session = onnxruntime.InferenceSession(graph.model.SerializeToString(), options)
         names = {value.name for value in (*session.get_inputs(), *session.get_overridable_initializers())}
-        found.append(session.run([graph.loss], {n: np.asarray(v) for n, v in feeds.items() if n in names})[0])
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+        losses.append(session.run([graph.loss], {n: np.asarray(v) for n, v in feeds.items() if n in names})[0])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
     session = ob.session(ob.backward(model, wrt=["pos"]))
     assert any(node.op_type == "Reshape" and next(iter(node.input)).startswith("b") for node in graph.model.graph.node)
     (gradient,) = session.run(["pos_grad"], {"x": x, "y_grad": np.ones_like(x)})

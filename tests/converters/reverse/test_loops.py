@@ -217,7 +217,7 @@ def test_a_recurrent_node_and_its_cell_as_a_scan() -> None:
     yi = Identity(hn) }}>"""
     head = "zero = Constant <value_ints = [0]> () one = Constant <value_ints = [1]> ()"
     rng = np.random.default_rng(SEED)
-    found: list[dict[str, np.ndarray]] = []
+    results: list[dict[str, np.ndarray]] = []
     feeds: dict[str, np.ndarray] = {"y_grad": rng.uniform(-1, 1, (t, b, h)).astype(np.float32)}
     for nodes in (node, cell):
         text = graph(inputs, f"float[{t},{b},{h}] y", f"{head} {nodes}")
@@ -226,9 +226,9 @@ def test_a_recurrent_node_and_its_cell_as_a_scan() -> None:
             shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
             feeds.setdefault(value.name, rng.uniform(-0.5, 0.5, shape).astype(np.float32))
         training = ob.backward(model, wrt=["x", "w", "r", "bias"])
-        found.append(dict(zip([o.name for o in training.graph.output], session_run(training)(feeds), strict=True)))
-    for name, value in found[0].items():
-        np.testing.assert_allclose(value, found[1][name], rtol=1e-5, atol=1e-6, err_msg=name)
+        results.append(dict(zip([o.name for o in training.graph.output], session_run(training)(feeds), strict=True)))
+    for name, value in results[0].items():
+        np.testing.assert_allclose(value, results[1][name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 RATE = """g (float[T,B,3] x) => (float[B,1] y) <float[3,4] w = {0.3, -0.2, 0.5, 0.1, 0.7, -0.4, 0.2, 0.6, -0.1, 0.4, 0.3, -0.5},

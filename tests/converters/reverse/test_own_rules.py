@@ -142,9 +142,9 @@ def test_inputs_and_broadcasting() -> None:
         return None, op.Mul(dy, 2)
 
     text = '<ir_version: 10, opset_import: ["": 18, "my.ops": 1]> g (double[2, 4] x, double[4] b) => (double[2, 4] y) { y = my.ops.Blend(x, b) }'
-    made = ob.backward(parser.parse_model(text), wrt=["b"])
+    derived = ob.backward(parser.parse_model(text), wrt=["b"])
     dy = RNG.standard_normal((2, 4))
-    np.testing.assert_allclose(run(made, x=dy, b=dy[0], y_grad=dy)["b_grad"], 2 * dy.sum(0))
+    np.testing.assert_allclose(run(derived, x=dy, b=dy[0], y_grad=dy)["b_grad"], 2 * dy.sum(0))
     with pytest.raises(ob.InvalidArgumentError, match="no gradient flows to that input"):
         ob.backward(parser.parse_model(text), wrt=["x"])
 
@@ -268,6 +268,6 @@ def test_the_answer_stands_on_a_node_of_its_domain() -> None:
     def rule(op: Any, node: Any, dy: Any) -> Any:
         return op.emit("CubeGrad", [node.input(0), dy], {"order": 3}, domain="my.ops")[0]
 
-    made = ob.backward(model_of(INSIDE), wrt=["w"])
-    (node,) = [node for node in made.graph.node if node.op_type == "CubeGrad"]
+    derived = ob.backward(model_of(INSIDE), wrt=["w"])
+    (node,) = [node for node in derived.graph.node if node.op_type == "CubeGrad"]
     assert (node.domain, helper.get_attribute_value(node.attribute[0])) == ("my.ops", 3)

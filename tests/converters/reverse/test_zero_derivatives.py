@@ -37,7 +37,7 @@ def model_of(body: str, outputs: str = "float[P, Q] y", kind: str = "float") -> 
 
 def gradient(model: ModelProto, wrt: list[str], of: list[str] | None = None) -> tuple[list[np.ndarray], list[str]]:
     """The gradients, every seed being ones; and the warnings."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         converted = ob.backward(model, wrt=wrt, of=of)
     session = onnxruntime.InferenceSession(converted.SerializeToString())
@@ -47,20 +47,20 @@ def gradient(model: ModelProto, wrt: list[str], of: list[str] | None = None) -> 
     for value, output in zip(forward.run(None, feeds), forward.get_outputs(), strict=True):
         feeds[f"{output.name}_grad"] = np.ones_like(value)
     given = {value.name: feeds[value.name] for value in session.get_inputs() if value.name in feeds}
-    assert all(w.category is ob.OnnxBackpropWarning for w in told)
-    return [np.asarray(v) for v in session.run([f"{n}_grad" for n in wrt], given)], [str(w.message) for w in told]
+    assert all(w.category is ob.OnnxBackpropWarning for w in caught)
+    return [np.asarray(v) for v in session.run([f"{n}_grad" for n in wrt], given)], [str(w.message) for w in caught]
 
 
 @pytest.mark.parametrize("kind", ["float", "float16"])
 @pytest.mark.parametrize("op", ZERO)
 def test_zeros_and_one_warning(op: str, kind: str) -> None:
     body = ZERO[op] if kind == "float" else ZERO[op].replace("to=1>", "to=10>")
-    (dx, dw), told = gradient(model_of(body, kind=kind), ["x", "w"])
+    (dx, dw), messages = gradient(model_of(body, kind=kind), ["x", "w"])
     assert dx.shape == X.shape
     assert dx.dtype == (np.float32 if kind == "float" else np.float16)
     assert not dx.any()
     assert dw.any() or op == "Hardmax"
-    (text,) = told
+    (text,) = messages
     assert re.fullmatch(rf"wrt: the derivative by 'x' is zero: {op} 'stop' stops it \(.+\)", text)
 
 
@@ -72,24 +72,24 @@ def test_strict(op: str) -> None:
 
 def test_nothing_leads_there() -> None:
     model = model_of("y = Mul(w, w) z = Relu(x)", "float[3] y, float[N,3] z")
-    (dx, dw), told = gradient(model, ["x", "w"], ["y"])
+    (dx, dw), messages = gradient(model, ["x", "w"], ["y"])
     assert not dx.any()
     np.testing.assert_array_equal(dw, [2, -4, 6])
-    assert told == ["wrt: the derivative by 'x' is zero: 'y' does not depend on it"]
+    assert messages == ["wrt: the derivative by 'x' is zero: 'y' does not depend on it"]
 
 
 def test_a_part_that_is_zero_is_no_matter() -> None:
-    (dx,), told = gradient(model_of("[stop] a = Sign(x) y = Mul(a, x)"), ["x"])
+    (dx,), messages = gradient(model_of("[stop] a = Sign(x) y = Mul(a, x)"), ["x"])
     np.testing.assert_array_equal(dx, np.sign(X))
-    assert not told
+    assert not messages
 
 
 def test_an_output_that_does_not_depend_on_it_keeps_its_seed() -> None:
     model = model_of("y = Mul(x, w) [stop] z = Floor(x)", "float[N,3] y, float[N,3] z")
-    (dx,), told = gradient(model, ["x"], ["y", "z"])
+    (dx,), messages = gradient(model, ["x"], ["y", "z"])
     np.testing.assert_array_equal(dx, np.tile([1, -2, 3], (2, 1)))
-    assert told == [f"wrt: the derivative of 'z' is zero: {told[0].split(': ', 2)[2]}"]
-    assert "Floor 'stop'" in told[0]
+    assert messages == [f"wrt: the derivative of 'z' is zero: {messages[0].split(': ', 2)[2]}"]
+    assert "Floor 'stop'" in messages[0]
     with pytest.raises(ob.InvalidArgumentError, match=r"of: 'z' does not depend differentiably on 'x'"):
         ob.backward(model, wrt=["x"], of=["y", "z"], strict=True)
 
@@ -144,10 +144,10 @@ def test_inside_branches() -> None:
         "z = Constant<value=bool[1] {0}>() c = Not(z) y = If(c) <then_branch = t () => (float[N,3] a) { [one] s = Sign(x) a = Mul(s, w) },"
         " else_branch = e () => (float[N,3] b) { [two] f = Floor(x) b = Add(f, w) }>"
     )
-    (dx, dw), told = gradient(model_of(body), ["x", "w"])
+    (dx, dw), messages = gradient(model_of(body), ["x", "w"])
     assert not dx.any()
     np.testing.assert_array_equal(dw, np.sign(X).sum(0))
-    (text,) = told
+    (text,) = messages
     assert "Sign 'one'" in text
     assert "Floor 'two'" in text
     with pytest.raises(ob.InvalidArgumentError, match="Sign 'one' stops it"):

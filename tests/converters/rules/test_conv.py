@@ -273,10 +273,10 @@ def test_what_same_means_in_the_domain_is_a_true_adjoint(auto_pad: str, stated: 
         if stated == "output_padding":
             total, extra, source = max(extent - s, 0), length % s, length
             pads = (total // 2, total - total // 2) if auto_pad == "SAME_UPPER" else (total - total // 2, total // 2)
-            told, out = {"output_padding": [extra]}, s * (source - 1) + extent - total + extra
-            forward: dict[str, Any] = told | {"pads": pads}
+            padding, out = {"output_padding": [extra]}, s * (source - 1) + extent - total + extra
+            forward: dict[str, Any] = padding | {"pads": pads}
         else:
-            told, out, source = {}, length, -(-length // s)
+            padding, out, source = {}, length, -(-length // s)
             forward = {"output_shape": [out], "auto_pad": auto_pad}
         shapes = {"x": [2, 2, source], "w": [2, 3, k]}
         model = single("ConvTranspose", shapes, symbolic=False, strides=[s], dilations=[d], **forward)
@@ -285,7 +285,7 @@ def test_what_same_means_in_the_domain_is_a_true_adjoint(auto_pad: str, stated: 
         assert y.shape == (2, 3, out)
         dy = rng.standard_normal(y.shape).astype(np.float32)
         ours = {"strides": [s], "dilations": [d], "pads_begin": [], "pads_end": [], "auto_pad": auto_pad}
-        ours |= told | {"data_format": "NCX", "weights_format": "IOX"}
+        ours |= padding | {"data_format": "NCX", "weights_format": "IOX"}
         dx = evaluate("ConvTransposeBackwardData", ours, [dy, feeds["w"]])
         weights = ours | {"weights_shape": shapes["w"]}
         dw = evaluate("ConvTransposeBackwardWeights", weights, [feeds["x"], dy])

@@ -25,13 +25,13 @@ STEP = 1e-3
 
 
 def calls(op: str) -> list[Call]:
-    found: list[Call] = []
+    collected: list[Call] = []
     rng = np.random.default_rng(zlib.crc32(op.encode()))
-    while len(found) < EACH:
+    while len(collected) < EACH:
         call = random_call(rng, op)
         if sum(array.size for array in call.inputs if array is not None) <= MOST and suits(call):
-            found.append(call)
-    return found
+            collected.append(call)
+    return collected
 
 
 def suits(call: Call) -> bool:
@@ -76,24 +76,24 @@ def check(call: Call, *, known: bool) -> None:
     model = model_of(call, known=known)
     y = [value.name for value in model.graph.output]
     first = ob.backward(model, wrt=wrt, of=y)
-    made = ob.derivatives(first)[-1]
-    gradients = list(made.results.values())
-    if not all(name in made.seeds for name in y):
+    derivative = ob.derivatives(first)[-1]
+    gradients = list(derivative.results.values())
+    if not all(name in derivative.seeds for name in y):
         return  # a single number is seeded with 1
     curved = [name for name in wrt if name not in DECLARED[call.op].linear]
-    by = [*curved, *made.seeds.values()]
+    by = [*curved, *derivative.seeds.values()]
     second = ob.backward(first, wrt=by, of=gradients)
     again = ob.derivatives(second)[-1]
     rng = np.random.default_rng(call.seed)
     names = [spec.name for spec in BY_NAME[call.op].inputs]
     at = {n: np.asarray(call.inputs[names.index(n)], np.float64) for n in wrt}
-    u = {made.seeds[n]: rng.standard_normal(r.shape) for n, r in zip(y, reference(call, at), strict=True)}
+    u = {derivative.seeds[n]: rng.standard_normal(r.shape) for n, r in zip(y, reference(call, at), strict=True)}
     jumps = DECLARED[call.op].jumps
     v, w = ({n: np.zeros(x.shape) if n in jumps else rng.standard_normal(x.shape) for n, x in at.items()} for _ in "vw")
-    w |= {n: np.ones(at[n].shape) for n, g in made.results.items() if g not in again.seeds}  # of one element
+    w |= {n: np.ones(at[n].shape) for n, g in derivative.results.items() if g not in again.seeds}  # of one element
     feeds = {n: a for n, a in zip(names, call.inputs, strict=False) if a is not None and n not in wrt}
     feeds |= {n: a.astype(np.float32) for n, a in (at | u).items()}
-    feeds |= {again.seeds[g]: w[n].astype(np.float32) for n, g in made.results.items() if g in again.seeds}
+    feeds |= {again.seeds[g]: w[n].astype(np.float32) for n, g in derivative.results.items() if g in again.seeds}
 
     def value(s: float, t: float) -> float:
         results = reference(call, {n: at[n] + s * v[n] + t * w[n] for n in wrt})
@@ -107,15 +107,15 @@ def check(call: Call, *, known: bool) -> None:
         accepted = {i.name for i in session.get_inputs()}
         answers = run(session, {n: a for n, a in feeds.items() if n in accepted})
         got = dict(zip([o.name for o in session.get_outputs()], answers, strict=True))
-        pairs = [(want, made.results, v), (mixed, {n: again.results[n] for n in curved}, v)]
+        pairs = [(want, derivative.results, v), (mixed, {n: again.results[n] for n in curved}, v)]
         # by the seed, the gradient of <w, gradient> is the derivative of the outputs along w
-        for expected, found, along in pairs:
-            terms = [got[g].astype(np.float64) * along[n] for n, g in found.items()]
+        for expected, outputs, along in pairs:
+            terms = [got[g].astype(np.float64) * along[n] for n, g in outputs.items()]
             have, size = sum(float(t.sum()) for t in terms), sum(float(np.abs(t).sum()) for t in terms)
             assert abs(have - expected) <= 1e-5 + 2e-5 * max(size, abs(expected)), (call, kernels, have, expected)
         moved = [reference(call, {n: at[n] + s * h * w[n] for n in wrt}) for s in (1, -1)]
         for n, above, below in zip(y, *moved, strict=True):
-            tangent = got[again.results[made.seeds[n]]]
+            tangent = got[again.results[derivative.seeds[n]]]
             np.testing.assert_allclose(
                 tangent,
                 (above - below) / (2 * h),

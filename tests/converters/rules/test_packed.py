@@ -108,8 +108,8 @@ def gradients(form: Form, model: ModelProto, dy: np.ndarray, route: str) -> dict
     fed = form.feeds(model) | {"y_grad": dy}
     accepted = {value.name for value in session.get_inputs()}
     answers = run(session, {name: x for name, x in fed.items() if name in accepted})
-    found = dict(zip([value.name for value in session.get_outputs()], answers, strict=True))
-    return {name: found[f"{name}_grad"] for name in form.feeds(model)}
+    outputs = dict(zip([value.name for value in session.get_outputs()], answers, strict=True))
+    return {name: outputs[f"{name}_grad"] for name in form.feeds(model)}
 
 
 @pytest.mark.parametrize("seed", range(48))
@@ -120,16 +120,16 @@ def test_any_form(seed: int) -> None:
     feeds, session, rng = form.feeds(model), forward_session(model), np.random.default_rng(seed)
     y = run(session, feeds)[0]
     dy = rng.standard_normal(y.shape).astype(np.float32)
-    found = gradients(form, model, dy, ROUTES[seed % len(ROUTES)])
+    grads = gradients(form, model, dy, ROUTES[seed % len(ROUTES)])
     for name, x in feeds.items():
         v = rng.standard_normal(x.shape).astype(np.float32)
         above, below = (run(session, feeds | {name: x + s * v})[0].astype(np.float64) for s in (1, -1))
-        terms, moved = found[name].astype(np.float64) * v, dy * (above - below) / 2
+        terms, moved = grads[name].astype(np.float64) * v, dy * (above - below) / 2
         scale = np.abs(dy * above).sum() + np.abs(terms).sum()
-        assert found[name].shape == x.shape
+        assert grads[name].shape == x.shape
         assert abs(terms.sum() - moved.sum()) <= 3e-6 * scale, (form, name, terms.sum(), moved.sum())
     exact = dy.astype(np.float64) @ form.weight()
-    np.testing.assert_allclose(found["x/in put"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
+    np.testing.assert_allclose(grads["x/in put"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -145,10 +145,10 @@ def test_many_rows_and_long_sums(rows: int, dtype: type) -> None:
     }
     form = Form({"K": 700, "N": 333, "bits": 4, "block_size": 32}, tensors, True, rows)
     dy = rng.standard_normal((rows, 333)).astype(dtype)
-    found = gradients(form, form.model(symbolic=True), dy, "native")["x/in put"]
+    actual = gradients(form, form.model(symbolic=True), dy, "native")["x/in put"]
     exact = dy.astype(np.float64) @ form.weight()
     close = 3e-6 if dtype == np.float32 else 1e-3
-    np.testing.assert_allclose(found, exact, rtol=0, atol=close * np.abs(exact).max())
+    np.testing.assert_allclose(actual, exact, rtol=0, atol=close * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("seed", range(100, 112))
@@ -158,10 +158,10 @@ def test_float16(seed: int) -> None:
     model = form.model(symbolic=seed % 2 == 0)
     y = run(forward_session(model), form.feeds(model))[0]
     dy = np.random.default_rng(seed).standard_normal(y.shape).astype(np.float16)
-    found = gradients(form, model, dy, ROUTES[seed % len(ROUTES)])["x/in put"]
+    actual = gradients(form, model, dy, ROUTES[seed % len(ROUTES)])["x/in put"]
     exact = dy.astype(np.float64) @ form.weight()
-    assert found.dtype == np.float16
-    np.testing.assert_allclose(found, exact, rtol=2**-10, atol=1e-5 * np.abs(exact).max())
+    assert actual.dtype == np.float16
+    np.testing.assert_allclose(actual, exact, rtol=2**-10, atol=1e-5 * np.abs(exact).max())
 
 
 def rounding(bits: int, *, points: bool, constant: bool) -> Form:
@@ -188,12 +188,12 @@ def test_the_forward_rounds_and_the_gradient_does_not(bits: int, points: bool) -
     graph = ob.backward(model, wrt=["x/in put"])
     assert [a.i for node in graph.graph.node for a in node.attribute if a.name == "accuracy_level"] == [4]
     dy = rng.standard_normal((8, 64)).astype(np.float32)
-    own = ob.session(graph)
-    answers = run(own, {"x/in put": x, "y_grad": dy})
-    found = dict(zip([value.name for value in own.get_outputs()], answers, strict=True))
+    ours = ob.session(graph)
+    answers = run(ours, {"x/in put": x, "y_grad": dy})
+    outputs = dict(zip([value.name for value in ours.get_outputs()], answers, strict=True))
     exact = dy.astype(np.float64) @ form.weight()
-    np.testing.assert_allclose(found["x/in put_grad"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
-    np.testing.assert_array_equal(found["y"], run(session, {"x/in put": x})[0])
+    np.testing.assert_allclose(outputs["x/in put_grad"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
+    np.testing.assert_array_equal(outputs["y"], run(session, {"x/in put": x})[0])
     v = rng.standard_normal(x.shape).astype(np.float32)
     above, below = (run(session, {"x/in put": x + s * v})[0].astype(np.float64) for s in (1, -1))
     moved, along = (dy * (above - below)).sum() / 2, (exact * v).sum()
@@ -208,11 +208,11 @@ def test_scales_that_are_no_constants_are_not_rounded_with(bits: int) -> None:
     graph = ob.backward(model, wrt=["ω"])
     assert not [a for node in graph.graph.node for a in node.attribute if a.name == "accuracy_level"]
     dy = np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)
-    own = ob.session(graph)
-    answers = run(own, form.feeds(model) | {"y_grad": dy})
-    found = dict(zip([value.name for value in own.get_outputs()], answers, strict=True))
+    ours = ob.session(graph)
+    answers = run(ours, form.feeds(model) | {"y_grad": dy})
+    outputs = dict(zip([value.name for value in ours.get_outputs()], answers, strict=True))
     exact = form.a.astype(np.float64) @ form.weight().T
-    np.testing.assert_allclose(found["y"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
+    np.testing.assert_allclose(outputs["y"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -268,12 +268,12 @@ def test_in_a_branch(taken: bool) -> None:
     dy = np.random.default_rng(0).standard_normal((*form.a.shape[:-1], form.attributes["N"])).astype(np.float32)
     fed = {"x/in put": form.a, "taken": np.array(taken), "y_grad": dy}
     answers = run(session, {n: x for n, x in fed.items() if n in {i.name for i in session.get_inputs()}})
-    found = dict(zip([value.name for value in session.get_outputs()], answers, strict=True))
+    outputs = dict(zip([value.name for value in session.get_outputs()], answers, strict=True))
     factor = 2 if taken else 3
     exact = factor * dy.astype(np.float64) @ form.weight()
-    np.testing.assert_allclose(found["x/in put_grad"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
+    np.testing.assert_allclose(outputs["x/in put_grad"], exact, rtol=0, atol=3e-6 * np.abs(exact).max())
     summed = factor * dy.astype(np.float64).reshape(-1, dy.shape[-1]).sum(axis=0)
-    np.testing.assert_allclose(found["bias_grad"], summed, rtol=0, atol=3e-6 * np.abs(summed).max())
+    np.testing.assert_allclose(outputs["bias_grad"], summed, rtol=0, atol=3e-6 * np.abs(summed).max())
 
 
 def behind_dequantize(seed: int) -> tuple[ModelProto, np.ndarray, np.ndarray]:
@@ -322,13 +322,13 @@ def test_weights_of_four_bits_behind_dequantize_linear(seed: int) -> None:
     dy = np.random.default_rng(seed).standard_normal((*x.shape[:-1], weight.shape[1])).astype(x.dtype)
     accepted = {value.name for value in session.get_inputs()}
     answers = run(session, {name: a for name, a in {"x": x, "y_grad": dy}.items() if name in accepted})
-    found = dict(zip([value.name for value in session.get_outputs()], answers, strict=True))
+    outputs = dict(zip([value.name for value in session.get_outputs()], answers, strict=True))
     close = {"rtol": 0, "atol": 3e-6} if x.dtype == np.float32 else {"rtol": 0, "atol": 3e-3}
-    if "y" in found:
+    if "y" in outputs:
         y = x.astype(np.float64) @ weight  # onnxruntime fuses the two itself, with accuracy_level 4
-        np.testing.assert_allclose(found["y"] / np.abs(y).max(), y / np.abs(y).max(), **close)
+        np.testing.assert_allclose(outputs["y"] / np.abs(y).max(), y / np.abs(y).max(), **close)
     exact = dy.astype(np.float64) @ weight.T
-    np.testing.assert_allclose(found["x_grad"] / np.abs(exact).max(), exact / np.abs(exact).max(), **close)
+    np.testing.assert_allclose(outputs["x_grad"] / np.abs(exact).max(), exact / np.abs(exact).max(), **close)
 
 
 def test_a_weight_that_others_read_stays_behind_dequantize_linear() -> None:
@@ -371,17 +371,17 @@ def test_files_of_onnxruntimes_quantiser(bits: int, form: str, symmetric: bool) 
         [numpy_helper.from_array(weight, "w")],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    made = quantiser.MatMulNBitsQuantizer(
+    quantization = quantiser.MatMulNBitsQuantizer(
         model, block_size=32, is_symmetric=symmetric, bits=bits, accuracy_level=4,
         quant_format=quantiser.QuantFormat[form],
     )  # fmt: skip
-    made.process()
-    backward = ob.backward(made.model.model, wrt=["x"])
+    quantization.process()
+    backward = ob.backward(quantization.model.model, wrt=["x"])
     assert [node.op_type for node in backward.graph.node].count("MatMulNBitsBackwardData") == 1
     session = ob.session(backward)
     dy = rng.standard_normal((5, 48)).astype(np.float32)
     fed = {"x": np.zeros((5, 100), np.float32), "y_grad": dy}
     answers = run(session, {name: x for name, x in fed.items() if name in {i.name for i in session.get_inputs()}})
-    found = dict(zip([value.name for value in session.get_outputs()], answers, strict=True))["x_grad"]
-    error = np.linalg.norm(found - dy @ weight.T) / np.linalg.norm(dy @ weight.T)
+    dx = dict(zip([value.name for value in session.get_outputs()], answers, strict=True))["x_grad"]
+    error = np.linalg.norm(dx - dy @ weight.T) / np.linalg.norm(dy @ weight.T)
     assert error <= {4: 0.15, 8: 0.01}[bits], error

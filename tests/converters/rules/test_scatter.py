@@ -146,9 +146,9 @@ def test_factors_of_zero(op: str, u: list[int]) -> None:
     )
     session = ob.session(ob.backward(model, wrt=["x", "u"]))
     _, dx, du = (np.asarray(v) for v in session.run(None, {"x": x, "u": np.float32(u), "y_grad": dy}))
-    own = np.array([np.prod([u[k] for k in range(5) if where[k] == j]) for j in range(4)])
+    factors = np.array([np.prod([u[k] for k in range(5) if where[k] == j]) for j in range(4)])
     others = [np.prod([u[k] for k in range(5) if where[k] == where[n] and k != n]) for n in range(5)]
-    np.testing.assert_allclose(dx, dy * own)
+    np.testing.assert_allclose(dx, dy * factors)
     np.testing.assert_allclose(du, dy[where] * x[where] * others)
 
 

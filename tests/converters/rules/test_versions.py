@@ -52,8 +52,8 @@ def test_mod_that_rounds_down() -> None:
 
 def test_a_version_that_says_something_else() -> None:
     """Softmax-13 is along one axis, where 11 flattened: the schemas differ, and so nothing is taken over."""
-    found = {name: registry._contents(defs.get_schema("Softmax", name, "")) for name in (11, 13)}
-    assert found[11] != found[13]
+    contents = {name: registry._contents(defs.get_schema("Softmax", name, "")) for name in (11, 13)}
+    assert contents[11] != contents[13]
     assert registry._rule_of_equal("", "NoSuchOperator", 3) is None
     if defs.onnx_opset_version() >= 28:
         assert registry._rule_of_equal("", "QuantizeLinear", 28) is None
@@ -70,6 +70,6 @@ def test_versions_that_are_served_exist() -> None:
 
 def test_as_many_operators_have_a_rule_as_the_readme_says() -> None:
     """A rule that goes is noticed, though the operator has a gradient through its function body."""
-    said = re.search(r"(\d+) operators of ONNX have a gradient rule", (ROOT / "README.md").read_text("utf-8"))
-    assert said is not None
-    assert len({op for domain, op, _ in registry.RULES if domain == ""}) == int(said[1])
+    match = re.search(r"(\d+) operators of ONNX have a gradient rule", (ROOT / "README.md").read_text("utf-8"))
+    assert match is not None
+    assert len({op for domain, op, _ in registry.RULES if domain == ""}) == int(match[1])

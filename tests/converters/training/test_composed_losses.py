@@ -276,9 +276,9 @@ def squashed(nodes: str, output: str = "float[N, 3] y") -> ModelProto:
 def test_softmax_twice_is_said(nodes: str, loss: Any, instead: str) -> None:
     with pytest.warns(
         ob.OnnxBackpropWarning, match=rf"takes logits, and 'y' .* prediction='z', or .* {instead}"
-    ) as said:
+    ) as caught:
         ob.training_graph(squashed(nodes), loss=loss)
-    assert {Path(warning.filename).name for warning in said} == {Path(__file__).name}
+    assert {Path(warning.filename).name for warning in caught} == {Path(__file__).name}
 
 
 @pytest.mark.parametrize(

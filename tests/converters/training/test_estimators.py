@@ -44,11 +44,11 @@ def trained(file: ModelProto, name: str = "w") -> tuple[np.ndarray, str]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rounded", ROUNDED)
 def test_the_gradient_passes_straight_through(form: str, rounded: str) -> None:
-    gradient, said = trained(file_of(f"{ROUNDED[rounded]} {FORMS[form]}"))
+    gradient, warned = trained(file_of(f"{ROUNDED[rounded]} {FORMS[form]}"))
     a = X.astype(np.float64) @ W
     b = {"round": np.rint(a), "sign": np.sign(a), "steps": np.floor(4 * a) / 4}[rounded]
     np.testing.assert_allclose(gradient, X.T @ (2 * (b - 1) / 6), rtol=1e-5, atol=1e-6)
-    assert "'y' compute a + (b - a)" in said
+    assert "'y' compute a + (b - a)" in warned
 
 
 def test_an_entry_of_a_codebook_is_trained_by_the_other_terms_alone() -> None:
@@ -58,14 +58,14 @@ def test_an_entry_of_a_codebook_is_trained_by_the_other_terms_alone() -> None:
         "u = Unsqueeze(a, one) e = Sub(u, code) s = ReduceSumSquare<keepdims=0>(e, last) i = ArgMin<axis=1, keepdims=0>(s) "
         "b = Gather(code, i) d = Sub(b, a) z = Add(a, d) q = Mul(d, d) y = Add(z, q)"
     )
-    gradient, said = trained(file_of(body, code=code, one=np.array([1]), last=np.array([2])), "code")
+    gradient, warned = trained(file_of(body, code=code, one=np.array([1]), last=np.array([2])), "code")
     a = X.astype(np.float64) @ W
     i = np.square(a[:, None] - code).sum(2).argmin(1)
     d = code[i] - a
     expected = np.zeros(code.shape)
     np.add.at(expected, i, 2 * (code[i] + d**2 - 1) / 6 * 2 * d)
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
-    assert "'z' compute" in said
+    assert "'z' compute" in warned
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_a_separate_branch_keeps_its_gradient(body: str) -> None:
     more = {"v": rng.standard_normal((3, 3)), "v2": rng.standard_normal((3, 3)), "v3": rng.standard_normal((4, 3))}
     arrays = {name: array.astype(np.float32) for name, array in more.items()} | {"mean": np.float32([0.3, -1, 2])}
     name = next((name for name in ("v", "v3") if f"{name})" in body), "w")
-    gradient, said = trained(file_of(body, **arrays), name)
+    gradient, warned = trained(file_of(body, **arrays), name)
     plain, _ = trained(file_of(body.partition(" d = ")[0].replace("b = ", "y = "), **arrays), name)
     assert np.abs(plain).max() > 1e-2
     np.testing.assert_allclose(gradient, plain, rtol=1e-4, atol=1e-6)
-    assert "compute a + (b - a)" not in said
+    assert "compute a + (b - a)" not in warned
 
 
 WIDTH = {
@@ -115,23 +115,23 @@ WIDTH = {
 def test_weights_that_are_rounded_by_a_scale_of_their_own(width: str, rounded: str) -> None:
     """The scale alone has a derivative by w, and the detach() holds it too."""
     body = f"{WIDTH[width]} {rounded} d = Sub(b, w) q = Add(w, d) y = MatMul(x, q)"
-    gradient, said = trained(file_of(body, zero=np.array([0])))
+    gradient, warned = trained(file_of(body, zero=np.array([0])))
     w = W.astype(np.float64)
     s = np.abs(w).mean() if width == "mean" else np.abs(w).max(0, keepdims=True)
     b = np.sign(w) * s if "Sign" in rounded else np.rint(w / s) * s
     np.testing.assert_allclose(gradient, X.T @ (2 * (X @ b - 1) / 6), rtol=1e-4, atol=1e-6)
-    assert "'q' compute a + (b - a)" in said
+    assert "'q' compute a + (b - a)" in warned
 
 
 def test_the_hard_choice_of_a_softmax_passes_straight_through() -> None:
     """One-hot numbers of ArgMax of what the softmax is of, not of the softmax itself."""
     body = "p = Softmax(a) i = ArgMax<axis=1, keepdims=0>(a) b = OneHot(i, depth, values) d = Sub(b, p) y = Add(d, p)"
-    gradient, said = trained(file_of(body, depth=np.array(3), values=np.float32([0, 1])))
+    gradient, warned = trained(file_of(body, depth=np.array(3), values=np.float32([0, 1])))
     a = X.astype(np.float64) @ W
     p = np.exp(a) / np.exp(a).sum(1, keepdims=True)
     dp = 2 * (np.eye(3)[a.argmax(1)] - 1) / 6
     np.testing.assert_allclose(gradient, X.T @ (p * (dp - (dp * p).sum(1, keepdims=True))), rtol=1e-4, atol=1e-6)
-    assert "'y' compute a + (b - a)" in said
+    assert "'y' compute a + (b - a)" in warned
 
 
 def test_an_input_of_integers_is_left_alone() -> None:

@@ -92,14 +92,14 @@ def test_softmax_cross_entropy_in_blocks_is_that_of_whole_logits(
         options["weight"] = rng.random(CLASSES)
     shape = (3, 4) if dims == "B, T" else (7,)
     x, labels = rng.standard_normal((*shape, WIDTH), np.float32), rng.integers(0, CLASSES, shape)
-    found = []
+    results = []
     for rows in (0, 1, 5, 50):
         graph = ob.training_graph(model, loss=losses.SoftmaxCrossEntropy(block_rows=rows, **options))
         assert bool(graph.options.blocks) == bool(rows)
-        found.append(outputs(graph.model, {"x": x, "labels": labels}))
-    for other in found[1:]:
+        results.append(outputs(graph.model, {"x": x, "labels": labels}))
+    for other in results[1:]:
         for name in ("loss", "m_grad", "w_grad", "b_grad"):
-            np.testing.assert_allclose(other[name], found[0][name], rtol=2e-5, atol=2e-6)
+            np.testing.assert_allclose(other[name], results[0][name], rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("nodes", ["y = Softmax<axis = 2>(a)", "y = Softmax(a)", "y = LogSoftmax(a)"])
@@ -107,11 +107,11 @@ def test_the_classes_of_a_softmax_are_found(rng, nodes: str) -> None:
     model = parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
         g (float[B, T, 2] x) => (float[B, T, 3] y) <float[2, 3] w = {{1, 2, 3, 4, 5, 6}}> {{ a = MatMul(x, w) {nodes} }}""")
     x, labels = rng.standard_normal((2, 4, 2), np.float32), rng.integers(0, 3, (2, 4))
-    found = []
+    results = []
     for axis in (None, -1):
         loss = losses.NLL(axis=axis, log_probabilities="Log" in nodes)
-        found.append(outputs(ob.training_graph(model, loss=loss, trainable=["w"]).model, {"x": x, "labels": labels}))
-    assert found[0]["loss"] == found[1]["loss"]
+        results.append(outputs(ob.training_graph(model, loss=loss, trainable=["w"]).model, {"x": x, "labels": labels}))
+    assert results[0]["loss"] == results[1]["loss"]
     first = parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         g (float[B, 3, T] x) => (float[B, 3, T] y) { y = Softmax<axis = 1>(x) }""")
     graph = ob.training_graph(first, loss="nll", wrt_inputs=["x"])
@@ -151,17 +151,17 @@ def test_a_loss_among_others_and_in_a_function(rng) -> None:
         lambda rows: 0.3 * losses.NextToken(block_rows=rows) + 2 * losses.NextToken(block_rows=rows),
         lambda rows: partial(square, rows=rows),
     ):
-        found = []
+        results = []
         for rows in (0, 3):
             graph = ob.training_graph(model, loss=make(rows))
             names = list(graph.options.loss_inputs)
-            found.append(outputs(graph.model, {"x": x, **dict.fromkeys(names, labels)}))
+            results.append(outputs(graph.model, {"x": x, **dict.fromkeys(names, labels)}))
         for name in ("loss", "m_grad", "w_grad"):
-            np.testing.assert_allclose(found[1][name], found[0][name], rtol=2e-5, atol=1e-6)
+            np.testing.assert_allclose(results[1][name], results[0][name], rtol=2e-5, atol=1e-6)
 
 
 def test_gradients_by_token_weights(rng) -> None:
-    found = []
+    results = []
     model = head("MatMul", rng)
     model.graph.input.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["B", "T"]))
     x, labels = rng.standard_normal((2, 4, WIDTH), np.float32), rng.integers(0, CLASSES, (2, 4))
@@ -175,9 +175,9 @@ def test_gradients_by_token_weights(rng) -> None:
         with pytest.raises(ob.InvalidArgumentError):
             ob.training_graph(graph.eval_model(), wrt_inputs=["labels"])
         again = ob.training_graph(graph.eval_model(outputs=()), wrt_inputs=["scores", "x"], frozen=["m", "w"])
-        found.append(outputs(again.model, {"x": x, "labels": labels, "scores": np.full((2, 4), 0.5, np.float32)}))
-    np.testing.assert_allclose(found[1]["scores_grad"], found[0]["scores_grad"], rtol=1e-5, atol=1e-7)
-    assert found[0]["scores_grad"].any()
+        results.append(outputs(again.model, {"x": x, "labels": labels, "scores": np.full((2, 4), 0.5, np.float32)}))
+    np.testing.assert_allclose(results[1]["scores_grad"], results[0]["scores_grad"], rtol=1e-5, atol=1e-7)
+    assert results[0]["scores_grad"].any()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the peak of memory")
@@ -185,8 +185,8 @@ def test_the_peak_of_memory_is_that_of_two_blocks() -> None:
     """Logits of 2048 tokens and 65,536 classes are 512 MB, those of a block 64 MB."""
     options = ("--rows", "2048", "--classes", "65536", "--width", "8", "--repeats", "1", "--frozen")
     command = [sys.executable, "-m", "benchmarks.linear_cross_entropy", "--contender", "blocks", *options]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert 64 < found["megabytes"] < 256
+    measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert 64 < measured["megabytes"] < 256
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -206,14 +206,14 @@ def test_a_packed_head_with_an_adapter(rng, bits: int) -> None:
     imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     adapted = ob.lora(helper.make_model(graph, opset_imports=imports, ir_version=10), ["*"], rank=2)
     x, labels = rng.standard_normal((2, 5, width), np.float32), rng.integers(0, CLASSES, (2, 5))
-    found = []
+    results = []
     for rows in (0, 3):
         loss = losses.NextToken(block_rows=rows)
         converted = ob.training_graph(adapted.model, loss=loss, trainable=adapted.trainable, wrt_inputs=["x"])
         assert bool(converted.options.blocks) == bool(rows)
-        found.append(outputs(converted.model, {"x": x, "labels": labels}))
+        results.append(outputs(converted.model, {"x": x, "labels": labels}))
     for name in ("loss", "x_grad", *converted.parameters.values()):
-        np.testing.assert_allclose(found[1][name], found[0][name], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(results[1][name], results[0][name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["bias", "tied", "Gemm"])
@@ -221,14 +221,14 @@ def test_an_adapter_of_the_head(rng, kind: str) -> None:
     """Its zeros are read by the head and by the blocks, which is no sharing to warn of."""
     adapted = ob.lora(head(kind, rng), ["*"], rank=2)
     x, labels = rng.standard_normal((2, 4, WIDTH), np.float32), rng.integers(0, CLASSES, (2, 4))
-    found = []
+    curves = []
     for rows in (0, 3):
         loss = losses.NextToken(block_rows=rows)
         graph = ob.training_graph(adapted.model, loss=loss, trainable=adapted.trainable, optimizer="adamw")
         assert bool(graph.options.blocks) == bool(rows)
         trainer = ob.Trainer(graph, learning_rate=0.01)
-        found.append([trainer.step(x=x, labels=labels) for _ in range(4)])
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-5)
+        curves.append([trainer.step(x=x, labels=labels) for _ in range(4)])
+    np.testing.assert_allclose(curves[1], curves[0], rtol=1e-5)
 
 
 def test_no_gradient_passes_a_stop_inside_the_head(rng) -> None:
@@ -236,29 +236,29 @@ def test_no_gradient_passes_a_stop_inside_the_head(rng) -> None:
     model = head("bias", rng)
     x, labels = rng.standard_normal((2, 4, WIDTH), np.float32), rng.integers(0, CLASSES, (2, 4))
     for stop, blocks in (("a", False), ("h", True)):
-        found = []
+        results = []
         for rows in (0, 3):
             with pytest.warns(ob.OnnxBackpropWarning, match="zero"):
                 graph = ob.training_graph(
                     model, loss=losses.NextToken(block_rows=rows), stop=[stop], trainable=["b"], wrt_inputs=["x"]
                 )
             assert bool(graph.options.blocks) == (blocks and rows > 0)
-            found.append(outputs(graph.model, {"x": x, "labels": labels}))
-        assert not found[1]["x_grad"].any()
-        np.testing.assert_allclose(found[1]["b_grad"], found[0]["b_grad"], rtol=1e-5, atol=1e-6)
+            results.append(outputs(graph.model, {"x": x, "labels": labels}))
+        assert not results[1]["x_grad"].any()
+        np.testing.assert_allclose(results[1]["b_grad"], results[0]["b_grad"], rtol=1e-5, atol=1e-6)
 
 
 def test_second_derivatives_go_through_the_steps(rng) -> None:
     x, labels = rng.standard_normal((1, 4, WIDTH), np.float32), rng.integers(0, CLASSES, (1, 4))
     model = head("bias", rng)
-    found = []
+    results = []
     for rows in (0, 3):
         graph = ob.training_graph(model, loss=losses.NextToken(block_rows=rows))
         product = ob.hvp(graph.eval_model(outputs=()), wrt=["b"], of=[graph.loss])
         direction = np.linspace(-1, 1, CLASSES, dtype=np.float32)
-        found.append(outputs(product, {"x": x, "labels": labels, "b_direction": direction}))
-    assert np.abs(found[0]["b_hvp"]).max() > 1e-3
-    np.testing.assert_allclose(found[1]["b_hvp"], found[0]["b_hvp"], rtol=1e-4, atol=1e-6)
+        results.append(outputs(product, {"x": x, "labels": labels, "b_direction": direction}))
+    assert np.abs(results[0]["b_hvp"]).max() > 1e-3
+    np.testing.assert_allclose(results[1]["b_hvp"], results[0]["b_hvp"], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("classes", [131_072, 100_003])
@@ -293,15 +293,15 @@ def test_other_types(rng, dtype: Any) -> None:
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.elem_type = kind
     x, labels = rng.standard_normal((2, 5, WIDTH)).astype(dtype), rng.integers(0, CLASSES, (2, 5))
-    found = []
+    results = []
     for rows in (0, 3):
         graph = ob.training_graph(model, loss=losses.NextToken(block_rows=rows))
-        found.append(outputs(graph.model, {"x": x, "labels": labels}))
-        assert {found[-1][g].dtype for g in graph.parameters.values()} == {np.dtype(dtype)}
+        results.append(outputs(graph.model, {"x": x, "labels": labels}))
+        assert {results[-1][g].dtype for g in graph.parameters.values()} == {np.dtype(dtype)}
     for name in ("loss", "m_grad", "w_grad", "b_grad"):
         np.testing.assert_allclose(
-            found[1][name],
-            found[0][name],
+            results[1][name],
+            results[0][name],
             rtol=3e-3 if dtype == np.float16 else 1e-9,
             atol=2e-3 if dtype == np.float16 else 1e-12,
         )

@@ -39,10 +39,10 @@ def text_of(model: ModelProto) -> str:
 
 def test_damaged_at_random(saved: ModelProto) -> None:
     seed = int(os.environ.get("SEED", "18"))
-    rng, said, loaded = random.Random(seed), json.loads(text_of(saved)), 0
+    rng, entries, loaded = random.Random(seed), json.loads(text_of(saved)), 0
     declared = {value.name for value in (*saved.graph.input, *saved.graph.output)}
     for case in range(CASES):
-        where, about = f"seed {seed}, case {case}", changed(said, rng)
+        where, about = f"seed {seed}, case {case}", changed(entries, rng)
         try:
             text = json.dumps(about)
             graph = ob.TrainingGraph.load(saying(saved, text.encode("utf-8", "replace").decode()))

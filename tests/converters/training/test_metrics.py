@@ -133,8 +133,8 @@ def test_scores_in_the_bins_give_the_very_area(rng: np.random.Generator) -> None
     x = (rng.integers(0, 64, (300, 1)) / 64).astype(np.float32)
     target = (rng.random((300, 1)) < x).astype(np.float32)
     x[0, 0], target[0, 0] = 1.0, 0.0
-    found = trainer("N, 1", "bce").evaluate(parts({"x": x, "target": target}), metrics=metrics.AUROC(bins=128))
-    assert found.metrics["auroc"] == pytest.approx(sklearn.roc_auc_score(target.ravel(), x.ravel()), rel=1e-14)
+    evaluation = trainer("N, 1", "bce").evaluate(parts({"x": x, "target": target}), metrics=metrics.AUROC(bins=128))
+    assert evaluation.metrics["auroc"] == pytest.approx(sklearn.roc_auc_score(target.ravel(), x.ravel()), rel=1e-14)
 
 
 def test_numbers_beside_numbers(rng: np.random.Generator) -> None:
@@ -144,16 +144,16 @@ def test_numbers_beside_numbers(rng: np.random.Generator) -> None:
         t = (1e4 + rng.standard_normal(lengths)).astype(np.float32)  # where Σt² - (Σt)²/n would cancel
         x = (t + 0.3 * rng.standard_normal(lengths)).astype(np.float32)
         x[:, 1], t[:, 1] = t[:, 1], t[0, 1]  # a constant target, which is missed
-        own = metrics.Function(function=sklearn.median_absolute_error) if len(lengths) == 2 else "mae"
-        asked = {"mae": "mae", "rmse": "rmse", "r2": "r2", "own": own}
-        found = trainer(shape, "mse").evaluate(parts({"x": x, "target": t}), metrics=asked)
+        custom = metrics.Function(function=sklearn.median_absolute_error) if len(lengths) == 2 else "mae"
+        asked = {"mae": "mae", "rmse": "rmse", "r2": "r2", "own": custom}
+        evaluation = trainer(shape, "mse").evaluate(parts({"x": x, "target": t}), metrics=asked)
         y, true = x.astype(np.float64), t.astype(np.float64)
         columns = (true, y) if len(lengths) == 2 else (true.reshape(-1, 1), y.reshape(-1, 1))
-        assert found.metrics["mae"] == pytest.approx(np.abs(y - true).mean(), rel=1e-13)
-        assert found.metrics["rmse"] == pytest.approx(np.sqrt(((y - true) ** 2).mean()), rel=1e-13)
-        assert found.metrics["r2"] == pytest.approx(sklearn.r2_score(*columns), rel=1e-9)
+        assert evaluation.metrics["mae"] == pytest.approx(np.abs(y - true).mean(), rel=1e-13)
+        assert evaluation.metrics["rmse"] == pytest.approx(np.sqrt(((y - true) ** 2).mean()), rel=1e-13)
+        assert evaluation.metrics["r2"] == pytest.approx(sklearn.r2_score(*columns), rel=1e-9)
         if len(lengths) == 2:
-            assert found.metrics["own"] == pytest.approx(sklearn.median_absolute_error(true, y), rel=1e-6)
+            assert evaluation.metrics["own"] == pytest.approx(sklearn.median_absolute_error(true, y), rel=1e-6)
 
 
 def test_images(rng: np.random.Generator) -> None:
@@ -164,13 +164,13 @@ def test_images(rng: np.random.Generator) -> None:
     pairs = list(zip(t.astype(np.float64), x.astype(np.float64), strict=True))
     asked = {"psnr": "psnr", "ssim": "ssim", "all": metrics.PSNR(per_image=False, data_range=2.0)}
     for shape in ("N, 2, H, W", "N, 2, 19, 15"):
-        found = trainer(shape, "l1").evaluate(parts({"x": x, "target": t}, (2, 1)), metrics=asked)
+        evaluation = trainer(shape, "l1").evaluate(parts({"x": x, "target": t}, (2, 1)), metrics=asked)
         psnr = np.mean([skimage.peak_signal_noise_ratio(a, b, data_range=1.0) for a, b in pairs])
         ssim = np.mean([skimage.structural_similarity(a, b, channel_axis=0, **options) for a, b in pairs])
-        assert found.metrics["psnr"] == pytest.approx(psnr, rel=1e-12)
-        assert found.metrics["ssim"] == pytest.approx(ssim, rel=1e-9)
+        assert evaluation.metrics["psnr"] == pytest.approx(psnr, rel=1e-12)
+        assert evaluation.metrics["ssim"] == pytest.approx(ssim, rel=1e-9)
         whole = 10 * np.log10(4 / ((x.astype(np.float64) - t) ** 2).mean())
-        assert found.metrics["all"] == pytest.approx(whole, rel=1e-12)
+        assert evaluation.metrics["all"] == pytest.approx(whole, rel=1e-12)
     small = trainer("N, 2, H, W", "l1")
     assert small.evaluate({"x": t, "target": t}, metrics="psnr,ssim").metrics == {"psnr": math.inf, "ssim": 1.0}
     with pytest.raises(ob.InvalidArgumentError, match="ssim: expected images of 11 × 11 or more, got smaller ones"):
@@ -186,14 +186,16 @@ def test_tokens(rng: np.random.Generator) -> None:
     weights = (rng.random((9, 6)) < 0.7).astype(np.float32)
     loss = ob.losses.NextToken(weights="w")
     batches = parts({"x": x, "labels": labels, "w": weights})
-    found = trainer("N, T, 5", loss).evaluate(batches, metrics="accuracy,top2,perplexity")
-    assert isinstance(found, TokenLoss)
+    evaluation = trainer("N, T, 5", loss).evaluate(batches, metrics="accuracy,top2,perplexity")
+    assert isinstance(evaluation, TokenLoss)
     kept = (labels[:, 1:] != -100) & (weights[:, 1:] > 0)
     y, t = x[:, :-1][kept], labels[:, 1:][kept]
-    assert found.metrics["accuracy"] == pytest.approx((y.argmax(axis=1) == t).mean(), rel=1e-14)
-    assert found.metrics["top2"] == pytest.approx((np.argsort(-y)[:, :2] == t[:, None]).any(axis=1).mean(), rel=1e-14)
-    assert found.metrics["perplexity"] == found.perplexity == math.exp(found)
-    assert found.tokens == kept.sum()
+    assert evaluation.metrics["accuracy"] == pytest.approx((y.argmax(axis=1) == t).mean(), rel=1e-14)
+    assert evaluation.metrics["top2"] == pytest.approx(
+        (np.argsort(-y)[:, :2] == t[:, None]).any(axis=1).mean(), rel=1e-14
+    )
+    assert evaluation.metrics["perplexity"] == evaluation.perplexity == math.exp(evaluation)
+    assert evaluation.tokens == kept.sum()
 
 
 def test_objects_that_are_updated(rng: np.random.Generator) -> None:
@@ -212,10 +214,10 @@ def test_objects_that_are_updated(rng: np.random.Generator) -> None:
             return self.total
 
     x, t = rng.random((2, 9, 3), np.float32)
-    found = trainer("N, 3", "mse")
+    evaluator = trainer("N, 3", "mse")
     asked = {"bias": Bias(), "max": lambda t, y: (y - t).max()}
-    found.evaluate(parts({"x": x, "target": t}), metrics=asked)
-    measured = found.evaluate(parts({"x": x, "target": t}), metrics=asked)  # begins anew
+    evaluator.evaluate(parts({"x": x, "target": t}), metrics=asked)
+    measured = evaluator.evaluate(parts({"x": x, "target": t}), metrics=asked)  # begins anew
     assert measured.metrics["bias"] == pytest.approx((x.astype(np.float64) - t).sum())
     assert measured.metrics["max"] == pytest.approx((x - t).max())
 
@@ -232,9 +234,9 @@ def test_torchmetrics(rng: np.random.Generator) -> None:
         "confusion_matrix": torchmetrics.ConfusionMatrix(**options),
         "auroc": torchmetrics.AUROC(**options),
     }
-    found = trainer("N, 5", "softmax_cross_entropy")
+    evaluator = trainer("N, 5", "softmax_cross_entropy")
     batches = parts({"x": x, "labels": labels})
-    asked, expected = (found.evaluate(batches, metrics=m).metrics for m in (list(theirs), theirs))
+    asked, expected = (evaluator.evaluate(batches, metrics=m).metrics for m in (list(theirs), theirs))
     for name in theirs:
         tolerance = 1e-3 if name == "auroc" else 1e-6
         np.testing.assert_allclose(asked[name], expected[name], rtol=tolerance, err_msg=name)
@@ -247,23 +249,23 @@ def test_several_outputs(rng: np.random.Generator) -> None:
         m (float[N, 3] x) => (float[N, 3] a, float[N, 3] b) { a = Mul(x, s) b = Neg(a) p = Sigmoid(a) }""")
     model.graph.initializer.append(numpy_helper.from_array(np.ones((), np.float32), "s"))
     graph = ob.training_graph(model, loss={"a": "mse", "b": "bce_with_logits"}, optimizer="sgd", trainable=["s"])
-    own = ob.Trainer(graph, kernels="onnx")
+    evaluator = ob.Trainer(graph, kernels="onnx")
     feeds = {"x": rng.standard_normal((9, 3), np.float32)}
     feeds |= {"a_target": rng.random((9, 3), np.float32), "b_target": np.float32(rng.random((9, 3)) < 0.5)}
     asked = {"accuracy": "accuracy:b", "mae": metrics.MAE("a"), "inner": metrics.MAE("p", target="a_target")}
-    found = own.evaluate(parts(feeds), metrics=asked).metrics
+    values = evaluator.evaluate(parts(feeds), metrics=asked).metrics
     x = feeds["x"].astype(np.float64)
-    assert found["accuracy"] == ((x < 0) == feeds["b_target"]).mean()
-    assert found["mae"] == pytest.approx(np.abs(x - feeds["a_target"]).mean(), rel=1e-12)
-    assert found["inner"] == pytest.approx(np.abs(1 / (1 + np.exp(-x)) - feeds["a_target"]).mean(), rel=1e-6)
+    assert values["accuracy"] == ((x < 0) == feeds["b_target"]).mean()
+    assert values["mae"] == pytest.approx(np.abs(x - feeds["a_target"]).mean(), rel=1e-12)
+    assert values["inner"] == pytest.approx(np.abs(1 / (1 + np.exp(-x)) - feeds["a_target"]).mean(), rel=1e-6)
     with pytest.raises(
         ob.InvalidArgumentError, match="mae: the loss reads 'a' beside 'a_target', 'b' beside 'b_target'"
     ):
-        own.evaluate(feeds, metrics="mae")
+        evaluator.evaluate(feeds, metrics="mae")
     with pytest.raises(ob.InvalidArgumentError, match="mae_c: expected one of 'a', 'b', which the loss reads, got 'c'"):
-        own.evaluate(feeds, metrics="mae:c")
+        evaluator.evaluate(feeds, metrics="mae:c")
     with pytest.raises(ob.InvalidArgumentError, match="target: expected one of x, a_target, b_target, got 'targt'"):
-        own.evaluate(feeds, metrics=metrics.MAE("p", target="targt"))
+        evaluator.evaluate(feeds, metrics=metrics.MAE("p", target="targt"))
 
 
 @pytest.mark.parametrize(
@@ -313,12 +315,12 @@ def test_what_no_loss_of_this_package_reads() -> None:
     model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
         m (float[N, 3] x, int64[N] t) => (float loss, float[N, 3] y) { y = Mul(x, s) loss = ReduceMean<keepdims = 0>(y) }""")
     model.graph.initializer.append(numpy_helper.from_array(np.ones((), np.float32), "s"))
-    own = ob.Trainer(ob.training_graph(model, loss=None, prediction="loss", optimizer="sgd"), kernels="onnx")
+    evaluator = ob.Trainer(ob.training_graph(model, loss=None, prediction="loss", optimizer="sgd"), kernels="onnx")
     feeds = {"x": np.eye(3, dtype=np.float32), "t": np.array([0, 1, 1])}
     with pytest.raises(ob.InvalidArgumentError, match="accuracy: the graph does not say what its loss reads"):
-        own.evaluate(feeds, metrics="accuracy")
-    found = own.evaluate(feeds, metrics=metrics.Accuracy("y", target="t"))
-    assert found.metrics["accuracy"] == pytest.approx(2 / 3)
+        evaluator.evaluate(feeds, metrics="accuracy")
+    evaluation = evaluator.evaluate(feeds, metrics=metrics.Accuracy("y", target="t"))
+    assert evaluation.metrics["accuracy"] == pytest.approx(2 / 3)
     feeds["t"][0] = 3  # a class that there is not, which nobody has checked
     with pytest.raises(ob.InvalidArgumentError, match="onnxruntime cannot run this batch"):
-        own.evaluate(feeds, metrics=metrics.IoU("y", target="t"))
+        evaluator.evaluate(feeds, metrics=metrics.IoU("y", target="t"))

@@ -38,9 +38,9 @@ def test_a_step_computes_no_logits(rng, kind: str) -> None:
     """What they are compared with has the shape of what the product reads."""
     graph = ob.training_graph(head(kind, rng), loss=ob.losses.NextToken(block_rows=3), optimizer="adamw")
     assert "y" in {name for node in graph.model.graph.node for name in node.output}
-    made = {name for node in step_alone(graph, graph.model).graph.node for name in node.output}
-    assert "h" in made
-    assert made.isdisjoint({"y", "a", "d", "r"})
+    computed = {name for node in step_alone(graph, graph.model).graph.node for name in node.output}
+    assert "h" in computed
+    assert computed.isdisjoint({"y", "a", "d", "r"})
     trainer = ob.Trainer(graph)
     x, labels = rng.standard_normal((2, 3, WIDTH), np.float32), rng.integers(0, CLASSES, (2, 3))
     assert trainer.step(x=x, labels=labels) > 0
@@ -77,7 +77,7 @@ def test_accumulation_divides_by_the_tokens_of_all_batches(rng) -> None:
     x, labels = rng.standard_normal((6, 5, WIDTH), np.float32), rng.integers(0, CLASSES, (6, 5))
     labels[0, 1:4] = labels[1] = labels[2:4] = -100
     for rows in (0, 3):
-        found = []
+        results = []
         for batches, count in (((slice(0, 2), slice(2, 4), slice(4, 6)), 3), ((slice(0, 6),), 1)):
             optimizer = ob.optimizers.SGD(accumulate=count)
             graph = ob.training_graph(model, loss=ob.losses.NextToken(block_rows=rows), optimizer=optimizer)
@@ -86,9 +86,9 @@ def test_accumulation_divides_by_the_tokens_of_all_batches(rng) -> None:
                 for batch in batches:
                     trainer.step(x=x[batch], labels=labels[batch])
             assert trainer.updates == 2
-            found.append(trainer.parameters())
-        for name in found[0]:
-            np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-5, atol=1e-6)
+            results.append(trainer.parameters())
+        for name in results[0]:
+            np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-5, atol=1e-6)
     named = ob.training_graph(model, loss={"y": "next_token"}, optimizer=ob.optimizers.SGD(accumulate=3))
     assert any("counted" in name for name in named.updates)
     plain = ob.training_graph(model, loss=2 * ob.losses.NextToken(), optimizer=ob.optimizers.SGD(accumulate=3))

@@ -29,8 +29,8 @@ DOMAIN = "ai.onnx.preview.training"
 
 @cache
 def cases() -> dict[str, BackendCase]:
-    found = node_cases("adagrad", "adam", "momentum")
-    return {name: case for name, case in found.items() if name in NAMES}
+    collected = node_cases("adagrad", "adam", "momentum")
+    return {name: case for name, case in collected.items() if name in NAMES}
 
 
 def run(model: ModelProto, *inputs: object) -> list[np.ndarray]:
@@ -59,10 +59,10 @@ def node(
     inputs = [f"{element}[2] i{n}" for n in range(kinds * tensors)]
     results = [f"{element}[2] o{n}" for n in range(outputs * tensors)]
     names = ", ".join(text.split()[-1] for text in inputs)
-    made = ", ".join(text.split()[-1] for text in results)
+    output_names = ", ".join(text.split()[-1] for text in results)
     return parser.parse_model(
         f"{IMPORTS} g ({element} R, int64 T, {', '.join(inputs)}) => ({', '.join(results)})"
-        f"{{ [step] {made} = {DOMAIN}.{op_type}<{attributes}>(R, T, {names}) }}"
+        f"{{ [step] {output_names} = {DOMAIN}.{op_type}<{attributes}>(R, T, {names}) }}"
     )
 
 

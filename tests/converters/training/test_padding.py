@@ -59,7 +59,7 @@ def called(row: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("table", "fx", "row", "said"),
+    ("table", "fx", "row", "warned"),
     [
         (TABLE, called(", 1"), 1, False),  # by the file, whatever is in it, as of a trained model
         (TABLE, called(", 0, False, True"), 0, False),
@@ -72,13 +72,13 @@ def called(row: str) -> str:
         (np.vstack([padded(0)[:4], np.zeros((1, 3), np.float32)]), "", None, False),  # two rows of zeros
     ],
 )
-def test_the_row_of_padding_gets_no_gradient(table: np.ndarray, fx: str, row: int | None, said: bool) -> None:
+def test_the_row_of_padding_gets_no_gradient(table: np.ndarray, fx: str, row: int | None, warned: bool) -> None:
     body = BODY.replace("y = Mul(rows, rows)", "s = Add(rows, rows) h = Mul(s, rows) y = Mul(h, half)")
     file = file_of(table, body, fx)
     file.graph.initializer.append(numpy_helper.from_array(np.float32(0.5), "half"))
     got, text = gradient_of(file)
     np.testing.assert_allclose(got, expected(table, row), rtol=1e-5, atol=1e-7)
-    assert (f"{row} of 'table'" in text) is said
+    assert (f"{row} of 'table'" in text) is warned
 
 
 @pytest.mark.filterwarnings("ignore:these rows of tables are all zeros")
@@ -145,7 +145,7 @@ def test_a_stated_row_of_places_that_the_file_has() -> None:
     file.graph.node[0].metadata_props.append(StringStringEntryProto(key=FX, value=called(", 1")))
     tensors = {"places": IDS, "last": np.array([-1])}
     file.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in tensors.items())
-    got, said = gradient_of(file)
+    got, warned = gradient_of(file)
     assert not got[1].any()
     assert np.abs(got[2]).min() > 1e-3
-    assert "all zeros" not in said
+    assert "all zeros" not in warned

@@ -255,7 +255,7 @@ def test_nothing_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "trained", "said"),
+    ("name", "trained", "warned"),
     [
         ("swish.beta", True, True),
         ("block/gate", False, True),
@@ -274,7 +274,7 @@ def test_nothing_is_left() -> None:
         ("node/Constant_13/else_branch", False, False),
     ],
 )
-def test_a_single_number_by_its_name(name: str, trained: bool, said: bool) -> None:
+def test_a_single_number_by_its_name(name: str, trained: bool, warned: bool) -> None:
     """A file of no kinds: most single numbers are constants, and those of a parameter's name are said."""
     model = model_of("a = MatMul(x, w) y = Mul(a, number)", number=0.7)
     model.graph.initializer[1].name = model.graph.node[1].input[1] = name
@@ -282,7 +282,7 @@ def test_a_single_number_by_its_name(name: str, trained: bool, said: bool) -> No
         warnings.simplefilter("always")
         graph = ob.training_graph(model, loss="mse")
     assert (name in graph.parameters) is trained
-    assert any(f"{name!r} (it is a single number" in str(w.message) for w in caught) is said
+    assert any(f"{name!r} (it is a single number" in str(w.message) for w in caught) is warned
 
 
 @pytest.mark.parametrize(("name", "trained"), [("const_1", True), ("jax_const1", True), ("v", True), ("fill", False)])

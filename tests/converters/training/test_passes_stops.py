@@ -65,7 +65,7 @@ def test_gradients_stop_where_a_trainer_stops_them(case: str) -> None:
         warnings.simplefilter("always")
         source = variables(file)
         graphs = passes(source, source.parameters, training=True)
-    (said,) = (str(w.message) for w in caught)
+    (message,) = (str(w.message) for w in caught)
     arrays = {t.name: numpy_helper.to_array(t) for t in file.graph.initializer}
     (y,) = map(np.asarray, ob.session(file).run(["y"], feeds))
     dy = normal(*y.shape)
@@ -73,13 +73,13 @@ def test_gradients_stop_where_a_trainer_stops_them(case: str) -> None:
     values = ob.session(graphs.model).run([*graphs.gradients.values()], fed)
     gradients = dict(zip(graphs.gradients, map(np.asarray, values), strict=True))
     if case == "estimator":
-        assert "straight-through estimator" in said
+        assert "straight-through estimator" in message
         name, expected = "w", feeds["x"].T @ dy
     else:
         name = "B__1" if case == "second bias" else "table"
         expected = gradient_of_the_file(file, name, feeds, dy)
         stopped = np.s_[:, 4:] if case == "second bias" else np.s_[1]
-        assert f"second biases in '{name}'" in said if case == "second bias" else f"1 of '{name}'" in said
+        assert f"second biases in '{name}'" in message if case == "second bias" else f"1 of '{name}'" in message
         assert expected[stopped].any()
         expected[stopped] = 0
     np.testing.assert_allclose(gradients[name], expected, rtol=1e-5, atol=1e-6)

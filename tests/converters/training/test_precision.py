@@ -119,8 +119,8 @@ def live(graph: ob.TrainingGraph) -> Counter[str]:
     declared = {v.name: v.type.tensor_type for v in (*graph.model.graph.value_info, *graph.model.graph.output)}
     names = [node.name for node in graph.model.graph.node]
     first = next(n for n, name in enumerate(names) if "_grad" in name)
-    made = {y for node in graph.model.graph.node[:first] for y in node.output}
-    read = {x for node in graph.model.graph.node[first:] for x in node.input if x in made}
+    written = {y for node in graph.model.graph.node[:first] for y in node.output}
+    read = {x for node in graph.model.graph.node[first:] for x in node.input if x in written}
     kinds: dict[int, str] = {TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "half", TensorProto.BFLOAT16: "half"}
     sizes = {x: np.prod([d.dim_value for d in declared[x].shape.dim]) for x in read if x in declared}
     return Counter(kinds.get(declared[x].elem_type, "other") for x, size in sizes.items() if size >= 1000)

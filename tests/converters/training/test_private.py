@@ -104,16 +104,16 @@ def test_operators(name: str) -> None:
 
 def test_an_adapter_alone_is_clipped() -> None:
     """With LoRA the norm is of the adapter; what is frozen stays."""
-    made = ob.lora(MODELS["products"][0], targets=["w", "v"], rank=2)
-    options = {"loss": "softmax_cross_entropy", "prediction": "c", "trainable": made.trainable}
+    adapted = ob.lora(MODELS["products"][0], targets=["w", "v"], rank=2)
+    options = {"loss": "softmax_cross_entropy", "prediction": "c", "trainable": adapted.trainable}
     feeds = feeds_of({"x": (4,)}) | {"labels": np.arange(ROWS) % 3}
-    each = ob.training_graph(made.model, per_sample=True, **options)
+    each = ob.training_graph(adapted.model, per_sample=True, **options)
     outputs = run_model(each.model, feeds)
     rows = {p: outputs[g].astype(float).reshape(ROWS, -1) for p, g in each.parameters.items()}
     norms = np.sqrt(sum((g**2).sum(axis=1) for g in rows.values()))
     clip = float(np.median(norms))
     trainer = ob.Trainer(
-        ob.training_graph(made.model, optimizer="sgd", per_sample_clip=clip, **options), learning_rate=1.0
+        ob.training_graph(adapted.model, optimizer="sgd", per_sample_clip=clip, **options), learning_rate=1.0
     )
     before = trainer.parameters()
     trainer.step(feeds)
@@ -127,20 +127,20 @@ def test_a_decoder_with_adapters() -> None:
     """Masks and positions that follow from the tokens; rows beside the gradients of batches of one."""
     model = decoder("GroupQueryAttention")
     matrices = [t.name for t in model.graph.initializer if len(t.dims) == 2]
-    made = ob.lora(model, matrices, rank=2)
-    options = {"loss": ob.losses.NextToken(), "trainable": made.trainable}
+    adapted = ob.lora(model, matrices, rank=2)
+    options = {"loss": ob.losses.NextToken(), "trainable": adapted.trainable}
     with pytest.warns(ob.OnnxBackpropWarning, match="the model is a decoder"):
-        plain = ob.training_graph(made.model, **options)
+        plain = ob.training_graph(adapted.model, **options)
     with pytest.warns(ob.OnnxBackpropWarning, match="the model is a decoder"):
-        graph = ob.training_graph(made.model, optimizer="sgd", per_sample_clip=0.05, **options)
+        graph = ob.training_graph(adapted.model, optimizer="sgd", per_sample_clip=0.05, **options)
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, (3, 4))
     trainer, total = ob.Trainer(graph, learning_rate=1.0), dict.fromkeys(plain.parameters, np.zeros(()))
     before = trainer.parameters()
     trainer.step(input_ids=tokens, labels=tokens)
     session = ob.session(plain.model)
     for row in tokens:
-        found = session.run([*plain.parameters.values()], {"input_ids": row[None], "labels": row[None]})
-        rows = {p: np.asarray(g).astype(float) for p, g in zip(plain.parameters, found, strict=True)}
+        grads = session.run([*plain.parameters.values()], {"input_ids": row[None], "labels": row[None]})
+        rows = {p: np.asarray(g).astype(float) for p, g in zip(plain.parameters, grads, strict=True)}
         norm = np.sqrt(sum((g**2).sum() for g in rows.values()))
         total = {p: total[p] + g * min(1, 0.05 / norm) / 3 for p, g in rows.items()}
     assert max(np.abs(g).max() for g in total.values()) > 1e-3

@@ -179,6 +179,6 @@ def test_merged_tensors_in_branches_are_split() -> None:
 
 
 def test_every_shared_tensor_is_named() -> None:
-    said = describe_shared({f"m{n}.weight": ["a", "b"] for n in range(6)})
-    assert all(f"'m{n}.weight'" in said for n in range(6))
+    description = describe_shared({f"m{n}.weight": ["a", "b"] for n in range(6)})
+    assert all(f"'m{n}.weight'" in description for n in range(6))
     assert "and 3 more" in describe_shared({f"m{n}.weight": ["a", "b"] for n in range(47)})

@@ -53,13 +53,13 @@ def test_bindings_name_what_the_specification_asks_for() -> None:
     graph = training(SGD(momentum=0.5, ema=0.9))
     model = ob.to_training_info(graph)
     (info,) = model.training_info
-    main, own = ({t.name for t in g.initializer} for g in (model.graph, info.algorithm))
-    assert not main & own
+    main, algorithm = ({t.name for t in g.initializer} for g in (model.graph, info.algorithm))
+    assert not main & algorithm
     assert {b.key for b in info.update_binding} == set(graph.updates)
-    assert {b.key for b in info.update_binding} <= main | own
+    assert {b.key for b in info.update_binding} <= main | algorithm
     assert {b.value for b in info.update_binding} <= {v.name for v in info.algorithm.output}
     assert [v.name for v in info.algorithm.input] == ["x", "labels", "learning_rate"]
-    assert {b.key for b in info.initialization_binding} == set(graph.fill) <= own
+    assert {b.key for b in info.initialization_binding} == set(graph.fill) <= algorithm
     start = helper.make_model(info.initialization, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     onnx.checker.check_model(start, full_check=True)
     session = onnxruntime.InferenceSession(start.SerializeToString(), providers=["CPUExecutionProvider"])
