@@ -189,9 +189,9 @@ BUILD: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
 TOLERANCE = 1e-5  # of gradients, relative to the largest
 
 
-def close(own: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
-    own, expected = own.detach().numpy(), expected.detach().numpy()
-    np.testing.assert_allclose(own, expected, rtol=0, atol=tolerance * max(np.abs(expected).max(), 1e-3))
+def close(actual: Any, expected: Any, tolerance: float = TOLERANCE) -> None:
+    actual, expected = actual.detach().numpy(), expected.detach().numpy()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(np.abs(expected).max(), 1e-3))
 
 
 def exported(module: Any, path: Path, *inputs: Any, **more: Any) -> Path:

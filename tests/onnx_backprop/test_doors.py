@@ -52,10 +52,10 @@ def test_adapters_in_stock_onnxruntime(tmp_path: Path) -> None:
         adapter.Load(str(path))
         options = onnxruntime.RunOptions()
         options.add_active_adapter(adapter)
-        found = np.asarray(session.run(None, {name: X}, options)[0])
+        actual = np.asarray(session.run(None, {name: X}, options)[0])
         merged = np.asarray(stock(lora.merge(trained)).run(None, {name: X})[0])
-        np.testing.assert_allclose(found, merged, rtol=1e-4, atol=1e-4)
-        assert np.abs(found - plain).max() > 0.1
+        np.testing.assert_allclose(actual, merged, rtol=1e-4, atol=1e-4)
+        assert np.abs(actual - plain).max() > 0.1
         np.testing.assert_array_equal(np.asarray(session.run(None, {name: X})[0]), plain)
 
 
@@ -64,14 +64,14 @@ def test_what_is_in_the_files(tmp_path: Path) -> None:
     ob.save_adapter(trained, tmp_path / "a.onnx_adapter")
     ob.save_adapter(trained, tmp_path / "a.safetensors")
     read = onnxruntime.AdapterFormat.read_adapter(str(tmp_path / "a.onnx_adapter")).get_parameters()
-    for found in (
+    for stored in (
         {name: value.numpy() for name, value in read.items()},
         safetensors.load_file(tmp_path / "a.safetensors"),
     ):
-        assert found.keys() == trained.keys()
+        assert stored.keys() == trained.keys()
         for name, value in trained.items():
-            np.testing.assert_array_equal(found[name], value)
-            assert found[name].shape == np.shape(value)
+            np.testing.assert_array_equal(stored[name], value)
+            assert stored[name].shape == np.shape(value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx_adapter", "a.safetensors"]
 
 
@@ -97,6 +97,6 @@ def test_without_pytorch_a_sentence_says_so() -> None:
         except ob.KernelError as e:
             print(e)
     """
-    said = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert "needs PyTorch" in said.stdout
-    assert "pip install torch" in said.stdout
+    process = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert "needs PyTorch" in process.stdout
+    assert "pip install torch" in process.stdout

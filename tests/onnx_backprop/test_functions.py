@@ -23,8 +23,8 @@ def test_as_scipy_calls_it() -> None:
     np.testing.assert_array_equal(f.start, [0, 0])
     assert check_grad(lambda x: f(x)[0], lambda x: f(x)[1], np.array([0.3, -1.2])) < 1e-5
     for method, options in (("Newton-CG", {"hessp": f.hvp}), ("BFGS", {}), ("trust-ncg", {"hessp": f.hvp})):
-        found = minimize(f, [-1.2, 1.0], jac=True, method=method, **options)
-        np.testing.assert_allclose(found.x, [1, 1], atol=1e-4, err_msg=method)
+        solution = minimize(f, [-1.2, 1.0], jac=True, method=method, **options)
+        np.testing.assert_allclose(solution.x, [1, 1], atol=1e-4, err_msg=method)
     moved = minimize(f, [-1.2, 1.0], args=({"c": np.array(2.0)},), jac=True, hessp=f.hvp, method="Newton-CG")
     np.testing.assert_allclose(moved.x, [3, 1], atol=1e-4)
     assert {n: v.tolist() for n, v in f.split(np.array([3.0, 1.0])).items()} == {"a": 3.0, "b": [1.0]}

@@ -42,22 +42,22 @@ def test_u_nets_train_as_in_pytorch(build: Callable[[], ModelProto]) -> None:
     from benchmarks.torch_twin import Twin
 
     torch.manual_seed(0)
-    own, twin = ob.torch.module(build()), Twin(build())
+    ours, twin = ob.torch.module(build()), Twin(build())
     weights = {name.replace("/", "."): p for name, p in twin.named_parameters()}
-    assert {name for name, _ in own.named_parameters()} == weights.keys()
+    assert {name for name, _ in ours.named_parameters()} == weights.keys()
     x, target = torch.randn(2, 1, 24, 24), torch.rand(2, 1, 24, 24)
     seen = [x.clone().requires_grad_() for _ in range(2)]
     losses: list[list[float]] = [[], []]
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (own, twin)]
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (ours, twin)]
     for step in range(10):
-        for network, optimizer, image, told in zip((own, twin), optimizers, seen, losses, strict=True):
+        for network, optimizer, image, history in zip((ours, twin), optimizers, seen, losses, strict=True):
             optimizer.zero_grad()
             loss = functional.binary_cross_entropy_with_logits(network(image), target)
             loss.backward()
-            told.append(loss.item())
+            history.append(loss.item())
         if not step:
             close(seen[0].grad, seen[1].grad)
-            for name, parameter in own.named_parameters():
+            for name, parameter in ours.named_parameters():
                 close(parameter.grad, weights[name].grad)
         for optimizer in optimizers:
             optimizer.step()
@@ -67,39 +67,39 @@ def test_u_nets_train_as_in_pytorch(build: Callable[[], ModelProto]) -> None:
 
 def test_modes() -> None:
     """Dropout draws in training mode alone, from PyTorch's generator; BatchNormalization as the Trainer has it."""
-    own = ob.torch.module(classifier())
+    network = ob.torch.module(classifier())
     torch.manual_seed(3)
     x = torch.randn(50, 4)
-    before = own.mean.clone()
-    assert {name for name, _ in own.named_buffers()} == {"mean", "variance"}
+    before = network.mean.clone()
+    assert {name for name, _ in network.named_buffers()} == {"mean", "variance"}
     torch.manual_seed(5)
-    a = own(x)
-    moved = own.mean.clone()
-    hidden = functional.linear(x, own.w1.T, own.b1)
+    a = network(x)
+    moved = network.mean.clone()
+    hidden = functional.linear(x, network.w1.T, network.b1)
     close(moved, 0.9 * before + 0.1 * hidden.mean(0), 1e-4)
-    close(own.variance, 0.9 * torch.ones(16) + 0.1 * hidden.var(0, unbiased=False), 1e-4)
-    b = own(x)
+    close(network.variance, 0.9 * torch.ones(16) + 0.1 * hidden.var(0, unbiased=False), 1e-4)
+    b = network(x)
     torch.manual_seed(5)
-    c = own(x)
+    c = network(x)
     assert not torch.equal(a, b)
     close(a, c)
     a.square().sum().backward()
-    direction, losses = torch.randn_like(own.w1), []
+    direction, losses = torch.randn_like(network.w1), []
     for h in (1e-2, -1e-2):  # the masks are those of the backward pass
         torch.manual_seed(5)
         with torch.no_grad():
-            own.w1.add_(h * direction)
-            losses.append(own(x).square().sum().item())
-            own.w1.sub_(h * direction)
+            network.w1.add_(h * direction)
+            losses.append(network(x).square().sum().item())
+            network.w1.sub_(h * direction)
     slope = (losses[0] - losses[1]) / 2e-2
-    assert (own.w1.grad * direction).sum().item() == pytest.approx(slope, rel=2e-2)
-    own.eval()
-    statistics = own.mean.clone()
-    d, e = own(x), own(x)
+    assert (network.w1.grad * direction).sum().item() == pytest.approx(slope, rel=2e-2)
+    network.eval()
+    statistics = network.mean.clone()
+    d, e = network(x), network(x)
     assert torch.equal(d, e)
-    assert torch.equal(own.mean, statistics)
-    normal = (hidden - own.mean) / torch.sqrt(own.variance + 1e-5) * own.scale + own.b1
-    close(d, functional.linear(torch.relu(normal), own.w2.T, own.b2), 1e-4)
+    assert torch.equal(network.mean, statistics)
+    normal = (hidden - network.mean) / torch.sqrt(network.variance + 1e-5) * network.scale + network.b1
+    close(d, functional.linear(torch.relu(normal), network.w2.T, network.b2), 1e-4)
 
 
 def test_batch_normalization_in_training_has_pytorchs_gradients(tmp_path: Path) -> None:
@@ -109,35 +109,35 @@ def test_batch_normalization_in_training_has_pytorchs_gradients(tmp_path: Path) 
     )
     x = torch.randn(3, 3, 9, 9)
     more = {"training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False}
-    own = ob.torch.module(exported(module, tmp_path / "m.onnx", x, **more))
+    ours = ob.torch.module(exported(module, tmp_path / "m.onnx", x, **more))
     for training in (True, False):
-        module[1].load_state_dict({**own.get_submodule("1").state_dict(), "num_batches_tracked": torch.tensor(0)})
-        own.train(training)
+        module[1].load_state_dict({**ours.get_submodule("1").state_dict(), "num_batches_tracked": torch.tensor(0)})
+        ours.train(training)
         module.train(training)
-        for network in (own, module):
+        for network in (ours, module):
             network.zero_grad()
             network(x).square().mean().backward()
         for name, parameter in module.named_parameters():
             if name != "0.bias" or not training:  # which has none in training, but rounding
-                close(own.get_parameter(name).grad, parameter.grad, 2e-5)
-    assert int(own.get_buffer("1.num_batches_tracked")) == 1
+                close(ours.get_parameter(name).grad, parameter.grad, 2e-5)
+    assert int(ours.get_buffer("1.num_batches_tracked")) == 1
 
 
 def test_the_state_dict(tmp_path: Path) -> None:
     """It has PyTorch's names, goes into PyTorch's module and comes from there; a copy is one of its own."""
-    own, module, (words, scale) = several(tmp_path)
+    ours, module, (words, scale) = several(tmp_path)
     expected = module.state_dict()
-    state = {name: value for name, value in own.state_dict().items() if name in expected}
+    state = {name: value for name, value in ours.state_dict().items() if name in expected}
     assert {"words.weight", "norm.weight", "norm.bias"} <= state.keys()
-    other = copy.deepcopy(own)
+    other = copy.deepcopy(ours)
     with torch.no_grad():
-        own.words.weight.mul_(2)
-    assert not torch.equal(own(words, scale)[0], other(words, scale)[0])
-    other.load_state_dict(own.state_dict())
-    close(own(words, scale)[0], other(words, scale)[0])
-    torch.save(own.state_dict(), tmp_path / "state.pt")
+        ours.words.weight.mul_(2)
+    assert not torch.equal(ours(words, scale)[0], other(words, scale)[0])
+    other.load_state_dict(ours.state_dict())
+    close(ours(words, scale)[0], other(words, scale)[0])
+    torch.save(ours.state_dict(), tmp_path / "state.pt")
     module.load_state_dict(torch.load(tmp_path / "state.pt"), strict=False)
-    close(module(words, scale)[0], own(words, scale)[0], 1e-4)
+    close(module(words, scale)[0], ours(words, scale)[0], 1e-4)
 
 
 def test_names_that_are_no_attributes_have_slashes() -> None:
@@ -149,21 +149,21 @@ def test_names_that_are_no_attributes_have_slashes() -> None:
     for node, name in zip(model.graph.node, names, strict=True):
         node.input[1] = name
         model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32) * 0.3, name))
-    own = ob.torch.module(model)
-    assert len(list(own.parameters())) == len(names)
-    assert {"a", "a/b", "x//y", "forward/weight", "onnx::MatMul_3"} <= own.state_dict().keys()
-    np.testing.assert_allclose(own(torch.zeros(3)).detach(), np.full(3, 0.3 * len(names)), rtol=1e-6)
+    network = ob.torch.module(model)
+    assert len(list(network.parameters())) == len(names)
+    assert {"a", "a/b", "x//y", "forward/weight", "onnx::MatMul_3"} <= network.state_dict().keys()
+    np.testing.assert_allclose(network(torch.zeros(3)).detach(), np.full(3, 0.3 * len(names)), rtol=1e-6)
 
 
 def test_export(tmp_path: Path) -> None:
-    own, _, (words, scale) = several(tmp_path)
+    ours, _, (words, scale) = several(tmp_path)
     with torch.no_grad():
-        own.norm.bias.add_(1)
-    own.export(tmp_path / "trained.onnx")
+        ours.norm.bias.add_(1)
+    ours.export(tmp_path / "trained.onnx")
     onnx.checker.check_model(str(tmp_path / "trained.onnx"), full_check=True)
     session = onnxruntime.InferenceSession(tmp_path / "trained.onnx")
     y = session.run(None, {"x0": words.numpy(), "x1": scale.numpy()})
-    close(torch.from_numpy(np.asarray(y[0])), own(words, scale)[0])
+    close(torch.from_numpy(np.asarray(y[0])), ours(words, scale)[0])
     assert [v.name for v in session.get_inputs()] == ["x0", "x1"]
 
 
@@ -179,12 +179,12 @@ def test_weights_that_are_no_longer_the_models(tmp_path: Path) -> None:
         (torch.zeros(2, 3, device="meta"), "'w': expected a dense tensor on the CPU, got torch.strided on meta"),
         (None, "'w': expected a torch.Tensor, got NoneType"),
     ):
-        own = ob.torch.module(model)
-        own.w = None if weight is None else torch.nn.Parameter(weight)
+        network = ob.torch.module(model)
+        network.w = None if weight is None else torch.nn.Parameter(weight)
         with pytest.raises(InvalidArgumentError, match=message):
-            own.export(tmp_path / "never.onnx")
+            network.export(tmp_path / "never.onnx")
         with pytest.raises(InvalidArgumentError, match=message):
-            own(torch.zeros(1, 2))
+            network(torch.zeros(1, 2))
     assert not list(tmp_path.iterdir())
 
 
@@ -194,18 +194,18 @@ def test_numbers_are_there_once() -> None:
         '<ir_version: 10, opset_import: ["": 18]> m (float[1, 512] x) => (float[1, 512] y) { y = MatMul(x, w) }'
     )
     model.graph.initializer.append(numpy_helper.from_array(np.eye(512, dtype=np.float32), "w"))
-    own = ob.torch.module(model)
+    network = ob.torch.module(model)
     held = [m for m in gc.get_objects() if isinstance(m, ModelProto) and m is not model and m.ByteSize() > 2**20]
     assert not held
     x = torch.arange(512.0)[None]
     with torch.no_grad():
-        own.w.mul_(3)
-        close(own(x), 3 * x)
-        own.w.mul_(2)
-    close(copy.deepcopy(own).eval()(x), 6 * x)
-    own.requires_grad_(True)
-    own(x).sum().backward()
-    close(own.w.grad, x.T.expand(512, 512))
+        network.w.mul_(3)
+        close(network(x), 3 * x)
+        network.w.mul_(2)
+    close(copy.deepcopy(network).eval()(x), 6 * x)
+    network.requires_grad_(True)
+    network(x).sum().backward()
+    close(network.w.grad, x.T.expand(512, 512))
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -221,16 +221,16 @@ def test_a_file_is_not_needed_once_it_is_read(beside: bool, tmp_path: Path, monk
     model.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(table, "table")])
     path = tmp_path / "model.onnx"
     onnx.save(model, path, save_as_external_data=beside, location="weights.bin")
-    own = ob.torch.module(path)
+    network = ob.torch.module(path)
     for file in tmp_path.iterdir():
         file.write_bytes(b"other")
     x = torch.randn(3, 512)
     expected = (x @ torch.tensor(w))[:, table]
-    close(own(x), expected)
-    own(x).square().sum().backward()
+    close(network(x), expected)
+    network(x).square().sum().backward()
     sums = torch.zeros(3, 512).index_add_(1, torch.tensor(table), 2 * expected)
-    close(own.w.grad, x.T @ sums)
-    own.export(path)
+    close(network.w.grad, x.T @ sums)
+    network.export(path)
     close(torch.tensor(ob.session(path).run(None, {"x": x.numpy()})[0]), expected)
 
 
@@ -249,16 +249,16 @@ def test_other_types(dtype: Any, tmp_path: Path) -> None:
         with pytest.raises(ob.OnnxBackpropError):  # onnxruntime has no MatMul of bfloat16 on the CPU
             ob.torch.module(model)(torch.ones(2, 4, dtype=dtype))
         return
-    own = ob.torch.module(model)
+    network = ob.torch.module(model)
     rows = torch.randn(2, 4).to(dtype)
-    own(rows).sum().backward()
-    weight = own.w.detach().clone().requires_grad_()
+    network(rows).sum().backward()
+    weight = network.w.detach().clone().requires_grad_()
     torch.tanh(rows @ weight).sum().backward()
-    close(own.w.grad.double(), weight.grad.double(), 1e-2 if dtype == torch.float16 else 1e-12)
+    close(network.w.grad.double(), weight.grad.double(), 1e-2 if dtype == torch.float16 else 1e-12)
 
 
 def test_refusals(tmp_path: Path) -> None:
-    own, _, (words, scale) = several(tmp_path)
+    ours, _, (words, scale) = several(tmp_path)
     for inputs, sentence in [
         ((words,), "expected x0, x1; 'x1' missing"),
         ((words, scale, scale), "got 3 tensors"),
@@ -270,19 +270,19 @@ def test_refusals(tmp_path: Path) -> None:
         ((words + 100, scale), "onnxruntime cannot run this batch"),
     ]:
         with pytest.raises(InvalidArgumentError, match=sentence):
-            own(*inputs)
+            ours(*inputs)
     with pytest.raises(InvalidArgumentError, match="expected x0, x1"):
-        own(words, x0=words)
+        ours(words, x0=words)
     with pytest.raises(InvalidArgumentError, match="'words.weight' has type torch.float32"):
-        own.double()(words, scale)
+        ours.double()(words, scale)
 
 
 def test_strided_inputs_and_gradients(tmp_path: Path) -> None:
-    own, module, (words, scale) = several(tmp_path)
+    ours, module, (words, scale) = several(tmp_path)
     turned = torch.rand(3, 2).T
-    for network in (own, module):
+    for network in (ours, module):
         network(words.T.contiguous().T, turned)[0].transpose(0, 1).square().sum().backward()
-    close(own.norm.weight.grad, module.norm.weight.grad)
+    close(ours.norm.weight.grad, module.norm.weight.grad)
     assert scale.shape == turned.shape
 
 
@@ -292,9 +292,9 @@ def test_other_kernels(kernels: str) -> None:
     x = torch.randn(1, 1, 8, 8)
     grads = []
     for one in ("native", kernels):
-        own = ob.torch.module(model, kernels=one)
-        own(x).square().mean().backward()
-        grads.append([p.grad for p in own.parameters()])
+        network = ob.torch.module(model, kernels=one)
+        network(x).square().mean().backward()
+        grads.append([p.grad for p in network.parameters()])
     for a, b in zip(*grads, strict=True):
         close(a, b)
 

@@ -58,15 +58,15 @@ def compare(net: Any, inputs: tuple[Any, ...], kind: str, model: ModelProto, tar
     trainer = ob.Trainer(ob.training_graph(model, optimizer=ours, **more), learning_rate=rate)
     names = [v.name for v in model.graph.input]
     feeds = dict(zip(names, (x.numpy() for x in inputs), strict=False)) | {"target": target.numpy()}
-    own, expected = [], []
+    losses, expected = [], []
     for _ in range(STEPS):
-        own.append(float(trainer.step(**feeds)))
+        losses.append(float(trainer.step(**feeds)))
         theirs.zero_grad()
         loss = functional.mse_loss(net(*inputs), target)
         loss.backward()
         theirs.step()
         expected.append(float(loss.detach()))
-    np.testing.assert_allclose(own, expected, rtol=TOLERANCE)
+    np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -137,11 +137,11 @@ def test_dropout_in_attention_has_the_mean_and_the_variance_of_the_module() -> N
     x = torch.randn(1, 5, 8)
     model = ob.torch.export(net, (x,))
     network = ob.torch.module(model).train()
-    own = np.stack([network(x).numpy() for _ in range(3000)])
+    ours = np.stack([network(x).numpy() for _ in range(3000)])
     theirs = np.stack([net(x).numpy() for _ in range(3000)])
-    np.testing.assert_allclose(own.mean(0), theirs.mean(0), atol=0.15)
-    np.testing.assert_allclose(own.std(0), theirs.std(0), atol=0.15)
-    assert own.std(0).max() > 0.5
+    np.testing.assert_allclose(ours.mean(0), theirs.mean(0), atol=0.15)
+    np.testing.assert_allclose(ours.std(0), theirs.std(0), atol=0.15)
+    assert ours.std(0).max() > 0.5
 
 
 def test_a_region_without_gradient_writes_into_its_buffers_and_stops_what_enters() -> None:
@@ -401,10 +401,10 @@ def test_standardised_weights_by_both_exporters(dynamo: bool, tmp_path: Any) -> 
 def test_submodules_in_eval_keep_their_statistics_in_the_module() -> None:
     """`ob.torch.module`: `network.backbone.eval()`, as detection nets are fine-tuned."""
     net, inputs = conv_net()
-    own = ob.torch.module(ob.torch.export(net.eval(), inputs)).train()
+    ours = ob.torch.module(ob.torch.export(net.eval(), inputs)).train()
     net.train()
-    own.get_submodule("1").eval()
+    ours.get_submodule("1").eval()
     net[1].eval()
-    np.testing.assert_allclose(own(*inputs).detach(), net(*inputs).detach(), rtol=1e-4, atol=1e-5)
-    assert torch.equal(own.get_buffer("1.running_mean"), torch.zeros(6))
-    assert not torch.equal(own.get_buffer("4.running_mean"), torch.zeros(4))
+    np.testing.assert_allclose(ours(*inputs).detach(), net(*inputs).detach(), rtol=1e-4, atol=1e-5)
+    assert torch.equal(ours.get_buffer("1.running_mean"), torch.zeros(6))
+    assert not torch.equal(ours.get_buffer("4.running_mean"), torch.zeros(4))

@@ -124,8 +124,8 @@ class Counting(torch.nn.Module):
 
 
 def test_integers_that_a_call_changes_are_warned_of() -> None:
-    said = exported(Counting(), torch.randn(6, 4))[1]
-    assert "the module changes its buffers 'n' in each call" in said
+    warned = exported(Counting(), torch.randn(6, 4))[1]
+    assert "the module changes its buffers 'n' in each call" in warned
 
 
 class Forces(torch.nn.Module):
@@ -168,9 +168,9 @@ class ReadTwice(torch.nn.Module):
 
 
 def test_no_warning_about_parameters_that_the_file_marks() -> None:
-    file, said = exported(ReadTwice(), torch.randn(2, 5, 4))
-    assert "trained as one" not in said
-    assert "does not say for sure" not in said
+    file, warned = exported(ReadTwice(), torch.randn(2, 5, 4))
+    assert "trained as one" not in warned
+    assert "does not say for sure" not in warned
     assert set(ob.training_graph(file, loss="mse", untie=True).parameters) == {
         "frequencies", "g", "o.bias", "o.weight"
     }  # fmt: skip

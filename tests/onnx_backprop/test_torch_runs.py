@@ -34,19 +34,19 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.skipif(not block_bytes(), reason="this system gives no huge pages on request")
 def test_steps_use_huge_pages_from_the_third_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, asked = ob.torch.module(unet_resize.build(features=4, levels=2)), list[int]()
+    network, asked = ob.torch.module(unet_resize.build(features=4, levels=2)), list[int]()
     done = list[int]()
     monkeypatch.setattr(HugePages, "collapse", lambda *_: asked.append(len(done)))
     while len(done) < 4:
-        own(torch.rand(1, 1, 24, 24)).sum().backward()
+        network(torch.rand(1, 1, 24, 24)).sum().backward()
         done.append(1)
     assert asked == [2]
 
 
 def test_several_inputs_and_outputs(tmp_path: Path, way: str) -> None:
-    own, module, (words, scale) = several(tmp_path)
+    ours, module, (words, scale) = several(tmp_path)
     scales = [scale.clone().requires_grad_() for _ in range(2)]
-    results = [network(words, s) for network, s in zip((own, module), scales, strict=True)]
+    results = [network(words, s) for network, s in zip((ours, module), scales, strict=True)]
     for a, b in zip(*results, strict=True):
         close(a, b)
     assert not results[0][1].requires_grad
@@ -54,51 +54,51 @@ def test_several_inputs_and_outputs(tmp_path: Path, way: str) -> None:
         (first.pow(3).sum() + 3 * doubled.sum()).backward()
     close(scales[0].grad, scales[1].grad)
     expected = dict(module.named_parameters())
-    assert {name for name, _ in own.named_parameters() if name in expected} >= {"words.weight", "blocks.0.bias"}
-    close(own.words.weight.grad, module.words.weight.grad)
-    close(own.blocks.get_submodule("1").bias.grad, module.blocks[1].bias.grad)
-    named = own(x1=scale, x0=words)
+    assert {name for name, _ in ours.named_parameters() if name in expected} >= {"words.weight", "blocks.0.bias"}
+    close(ours.words.weight.grad, module.words.weight.grad)
+    close(ours.blocks.get_submodule("1").bias.grad, module.blocks[1].bias.grad)
+    named = ours(x1=scale, x0=words)
     close(named[0], results[1][0])
 
 
 def test_only_what_is_wanted_has_a_gradient(tmp_path: Path, way: str) -> None:
-    own, module, (words, scale) = several(tmp_path)
-    own.requires_grad_(False)
-    first, _, _ = own(words, scale)
+    ours, module, (words, scale) = several(tmp_path)
+    ours.requires_grad_(False)
+    first, _, _ = ours(words, scale)
     assert first.grad_fn is None
-    own.norm.weight.requires_grad_(True)
-    first, _, _ = own(words, scale)
+    ours.norm.weight.requires_grad_(True)
+    first, _, _ = ours(words, scale)
     first.square().sum().backward()
     module(words, scale)[0].square().sum().backward()
-    close(own.norm.weight.grad, module.norm.weight.grad)
-    assert [name for name, p in own.named_parameters() if p.grad is not None] == ["norm.weight"]
+    close(ours.norm.weight.grad, module.norm.weight.grad)
+    assert [name for name, p in ours.named_parameters() if p.grad is not None] == ["norm.weight"]
     with torch.no_grad():
-        assert own(words, scale)[0].grad_fn is None
+        assert ours(words, scale)[0].grad_fn is None
     with torch.inference_mode():
-        close(own(words, scale)[0], first)
+        close(ours(words, scale)[0], first)
 
 
 def test_gradients_add_up_and_a_graph_is_gone_after_its_use(tmp_path: Path, way: str) -> None:
-    own, _, (words, scale) = several(tmp_path)
-    first = own(words, scale)[0].square().mean()
-    second = own(words, 2 * scale)[0].sum()
+    ours, _, (words, scale) = several(tmp_path)
+    first = ours(words, scale)[0].square().mean()
+    second = ours(words, 2 * scale)[0].sum()
     second.backward()
-    once = own.norm.weight.grad.clone()
+    once = ours.norm.weight.grad.clone()
     first.backward(retain_graph=True)
     first.backward()
-    twice = own.norm.weight.grad - once
-    own.zero_grad()
-    own(words, scale)[0].square().mean().backward()
-    close(twice, 2 * own.norm.weight.grad)
+    twice = ours.norm.weight.grad - once
+    ours.zero_grad()
+    ours(words, scale)[0].square().mean().backward()
+    close(twice, 2 * ours.norm.weight.grad)
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         first.backward()
 
 
 def test_a_weight_that_changes_before_backward_is_noticed(tmp_path: Path, way: str) -> None:
-    own, _, (words, scale) = several(tmp_path)
-    loss = own(words, scale)[0].square().sum()
+    ours, _, (words, scale) = several(tmp_path)
+    loss = ours(words, scale)[0].square().sum()
     with torch.no_grad():
-        own.norm.weight.add_(1)
+        ours.norm.weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -125,11 +125,11 @@ def test_a_weight_that_is_read_through_a_view_is_noticed(
     w = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     given = {"w": w, "to": np.array([6, 4]), "one": np.float32(1)}
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in given.items())
-    own, x = ob.torch.module(model, kernels=kernels), torch.rand(2, 6, requires_grad=True)
-    (expected,) = torch.autograd.grad(own(x).sum(), x)
-    loss = own(x).sum()
+    network, x = ob.torch.module(model, kernels=kernels), torch.rand(2, 6, requires_grad=True)
+    (expected,) = torch.autograd.grad(network(x).sum(), x)
+    loss = network(x).sum()
     with torch.no_grad():
-        own.w.mul_(3)
+        network.w.mul_(3)
     try:
         (got,) = torch.autograd.grad(loss, x)
     except RuntimeError as e:
@@ -144,10 +144,10 @@ def test_a_second_backward_pass_reads_the_numbers_that_were_drawn(way: str) -> N
         "{ r = RandomNormalLike(x) s = Mul(r, w) y = Mul(s, x) }"
     )
     model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "w"))
-    own = ob.torch.module(model)
-    y = own(torch.ones(2, 3))
+    network = ob.torch.module(model)
+    y = network(torch.ones(2, 3))
     for _ in range(2):
-        (dw,) = torch.autograd.grad(y.sum(), own.w, retain_graph=True)
+        (dw,) = torch.autograd.grad(y.sum(), network.w, retain_graph=True)
         close(dw, y.detach().sum(0))
 
 
@@ -157,14 +157,14 @@ def test_an_inference_tensor_that_no_gradient_reads(way: str) -> None:
         '<ir_version: 10, opset_import: ["": 18]> m (float[N, 3] x) => (float[N, 3] y) { a = Add(x, w) y = Sigmoid(a) }'
     )
     model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "w"))
-    own = ob.torch.module(model)
+    network = ob.torch.module(model)
     with torch.inference_mode():
         x = torch.ones(2, 3)
-    loss = own(x).sum()
-    (once,) = torch.autograd.grad(loss, own.w, retain_graph=True)
+    loss = network(x).sum()
+    (once,) = torch.autograd.grad(loss, network.w, retain_graph=True)
     with torch.inference_mode():
         x.zero_()
-    (again,) = torch.autograd.grad(loss, own.w)
+    (again,) = torch.autograd.grad(loss, network.w)
     close(again, once)
     assert once.abs().min() > 0
 
@@ -245,23 +245,23 @@ def test_a_second_backward_pass_reads_what_the_first_one_did(tmp_path: Path) -> 
             return torch.sigmoid(x + self.bias) * self.weight
 
     x = torch.linspace(-1, 1, 3)[None]
-    own, module = ob.torch.module(exported(Biased(), tmp_path / "b.onnx", x)), Biased()
-    losses = [network(x).square().sum() for network in (own, module)]
+    ours, module = ob.torch.module(exported(Biased(), tmp_path / "b.onnx", x)), Biased()
+    losses = [network(x).square().sum() for network in (ours, module)]
     for loss in losses:
         loss.backward(retain_graph=True)
         loss.backward(retain_graph=True)
-    close(own.bias.grad, module.bias.grad)
+    close(ours.bias.grad, module.bias.grad)
     with torch.no_grad():
-        own.bias.add_(1)
+        ours.bias.add_(1)
     with pytest.raises((RuntimeError, InvalidArgumentError), match="inplace operation|'bias' was written into"):
         losses[0].backward()
 
 
 def test_runs_of_losses_that_are_dropped_end(tmp_path: Path) -> None:
-    own, _, (words, scale) = several(tmp_path)
-    kept = own(words, scale)[0].sum()
+    ours, _, (words, scale) = several(tmp_path)
+    kept = ours(words, scale)[0].sum()
     for _ in range(20):
-        own(words, scale)
+        ours(words, scale)
     gc.collect()
     for _ in range(500):
         if len(pause._running) == 1:
@@ -269,7 +269,7 @@ def test_runs_of_losses_that_are_dropped_end(tmp_path: Path) -> None:
         time.sleep(0.01)
     assert len(pause._running) == 1
     kept.backward()
-    assert own.norm.weight.grad is not None
+    assert ours.norm.weight.grad is not None
 
 
 def test_a_loss_in_the_model() -> None:
@@ -279,11 +279,11 @@ def test_a_loss_in_the_model() -> None:
         "{ p = Mul(x, w) s = Mul(p, p) loss = ReduceSum <keepdims = 0> (s) }"
     )
     model.graph.initializer.append(numpy_helper.from_array(np.arange(3, dtype=np.float32), "w"))
-    own, x = ob.torch.module(model), torch.rand(2, 3)
-    loss = own(x)
+    network, x = ob.torch.module(model), torch.rand(2, 3)
+    loss = network(x)
     assert loss.shape == ()
     (3 * loss).backward()
-    close(own.w.grad, 6 * (x * x).sum(0) * own.w.detach())
+    close(network.w.grad, 6 * (x * x).sum(0) * network.w.detach())
 
 
 def test_an_output_that_is_written_into_changes_no_gradient() -> None:
@@ -291,9 +291,9 @@ def test_an_output_that_is_written_into_changes_no_gradient() -> None:
         '<ir_version: 10, opset_import: ["": 18]> m (float[N] x) => (float[N] y, float[N] z, float[N] x) '
         "{ y = Sigmoid(x) z = Identity(y) }"
     )
-    own = ob.torch.module(model)
+    network = ob.torch.module(model)
     x = torch.linspace(-1, 1, 3).requires_grad_()
-    y, z, same = own(x)
+    y, z, same = network(x)
     with torch.no_grad():
         same.zero_()
         z.zero_()
@@ -301,7 +301,7 @@ def test_an_output_that_is_written_into_changes_no_gradient() -> None:
     np.testing.assert_allclose(y.detach(), torch.sigmoid(x).detach())
     y.sum().backward()
     close(x.grad, torch.sigmoid(x.detach()) * (1 - torch.sigmoid(x.detach())))
-    y, _, _ = own(x)
+    y, _, _ = network(x)
     loss, x.grad = y.sum(), None
     with torch.no_grad():
         y.zero_()
@@ -314,18 +314,18 @@ def test_gradients_of_one_value_are_tensors_of_their_own() -> None:
     model = parser.parse_model(
         '<ir_version: 10, opset_import: ["": 18]> m (float[N] x, float[N] z) => (float[N] y) { y = Add(x, z) }'
     )
-    own = ob.torch.module(model)
+    network = ob.torch.module(model)
     x, z = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     dy = torch.arange(3.0)
     for _ in range(2):
-        own(x, z).backward(dy)
+        network(x, z).backward(dy)
     np.testing.assert_array_equal(x.grad, [0, 2, 4])
     np.testing.assert_array_equal(z.grad, [0, 2, 4])
     np.testing.assert_array_equal(dy, [0, 1, 2])
 
 
 def test_a_second_derivative_is_refused(tmp_path: Path) -> None:
-    own, _, (words, scale) = several(tmp_path)
+    ours, _, (words, scale) = several(tmp_path)
     scale.requires_grad_()
     with pytest.raises(UnsupportedError, match=r"has no derivative in PyTorch\. Leave create_graph out"):
-        torch.autograd.grad(own(words, scale)[0].square().sum(), scale, create_graph=True)
+        torch.autograd.grad(ours(words, scale)[0].square().sum(), scale, create_graph=True)

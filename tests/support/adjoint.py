@@ -85,15 +85,15 @@ def mismatches(problems: Sequence[Adjoint], *, kernels: str = "numpy", tolerance
     model = joined([p.model for p in problems])
     feeds = {f"{n}/{name}": array for n, p in enumerate(problems) for name, array in p.feeds.items()}
     gradients = ob.backward(model, wrt=[f"{n}/{x}" for n, p in enumerate(problems) for x in p.wrt], kernels=kernels)
-    told = ob.derivatives(gradients)[-1]
+    derivative = ob.derivatives(gradients)[-1]
     forward, backward = forward_session(model), ob.session(gradients, kernels=None)
     outputs = [value.name for value in model.graph.output]
     fed, seeds, generators = dict(feeds), [], []
     for problem, output, y in zip(problems, outputs, run(forward, feeds), strict=True):
         generators.append(np.random.default_rng(problem.seed))
         dy = generators[-1].standard_normal(y.shape).astype(y.dtype)
-        if output in told.seeds:
-            fed[told.seeds[output]] = dy
+        if output in derivative.seeds:
+            fed[derivative.seeds[output]] = dy
         else:  # a one-element output is seeded with 1
             dy = np.ones_like(y)
         seeds.append(dy)
@@ -109,7 +109,7 @@ def mismatches(problems: Sequence[Adjoint], *, kernels: str = "numpy", tolerance
         at_zero = run(forward, feeds | {f"{n}/{moved_by[n]}": np.zeros_like(v) for n, v in moves.items()})
         for n, name in moved_by.items():
             moved = (at_v[n].astype(np.float64) - at_zero[n]) * seeds[n]
-            pulled = moves[n].astype(np.float64) * by_name[told.results[f"{n}/{name}"]]
+            pulled = moves[n].astype(np.float64) * by_name[derivative.results[f"{n}/{name}"]]
             scale = float(max(np.linalg.norm(moved), np.linalg.norm(pulled), 1e-30) * np.sqrt(max(moved.size, 1)))
             if not abs(moved.sum() - pulled.sum()) <= tolerance * scale:
                 wrong[n].append(Mismatch(name, float(moved.sum()), float(pulled.sum()), scale, problems[n].seed))

@@ -108,9 +108,9 @@ def one_node_model(
         node.attribute.append(helper.make_attribute(name, value, attr_type=kinds.get(name) if empty else None))
     outputs = []
     for n, (name, spec) in enumerate(zip(results, BY_NAME[op].outputs, strict=True)):
-        own = element_type if spec.type_name == "T1" else TensorProto.FLOAT
+        output_type = element_type if spec.type_name == "T1" else TensorProto.FLOAT
         dims = None if output_ranks is None else [None] * output_ranks[n]
-        outputs.append(helper.make_tensor_value_info(name, own, dims))
+        outputs.append(helper.make_tensor_value_info(name, output_type, dims))
     graph = helper.make_graph([node], "g", graph_inputs, outputs, initializers)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(ob.DOMAIN, ob.OPSET_VERSION)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)

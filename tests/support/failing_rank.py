@@ -18,8 +18,8 @@ import numpy as np
 
 def main() -> int:
     way, rank, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    own = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
-    if way == "leave" and own == rank:
+    this_rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
+    if way == "leave" and this_rank == rank:
         time.sleep(60)
         return 0
     from onnx_backprop.training import checkpoint
@@ -28,7 +28,7 @@ def main() -> int:
     run = Trainer.step
 
     def failing(self: Trainer, *feeds: Any, **more: Any) -> float:
-        if own == rank and self.steps == step:
+        if this_rank == rank and self.steps == step:
             begun()
             if way == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -47,7 +47,7 @@ def main() -> int:
         begun()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    if way == "full" and own == rank:
+    if way == "full" and this_rank == rank:
         checkpoint.replacing = full
     Trainer.step = failing
     from onnx_backprop_command import main as command

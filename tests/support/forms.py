@@ -101,16 +101,16 @@ def gradients(cases: Sequence[Form], routes: Sequence[str], *, dynamic: bool = F
 
 def _gradients(cases: Sequence[Form], graph: ModelProto, names: Sequence[str]) -> Gradients:
     rng, outputs = np.random.default_rng(1), iter(names)
-    told, fed, seeds = ob.derivatives(graph)[-1], feeds_of(cases), []
+    derivative, fed, seeds = ob.derivatives(graph)[-1], feeds_of(cases), []
     for case in cases:
         kind = next(iter(case.feeds.values())).dtype
         seeds.append([(rng.standard_normal(s.shape) * s).astype(kind) for s in case.written])
-        fed |= {told.seeds[next(outputs)]: dy for dy in seeds[-1]}
+        fed |= {derivative.seeds[next(outputs)]: dy for dy in seeds[-1]}
     session = ob.session(graph, kernels=None)
     accepted = {value.name for value in session.get_inputs()}
     answers = run(session, {name: array for name, array in fed.items() if name in accepted})
-    found = dict(zip([o.name for o in session.get_outputs()], answers, strict=True))
-    return [{x: found[told.results[f"{n}/{x}"]] for x in case.wrt} for n, case in enumerate(cases)], seeds
+    named = dict(zip([o.name for o in session.get_outputs()], answers, strict=True))
+    return [{x: named[derivative.results[f"{n}/{x}"]] for x in case.wrt} for n, case in enumerate(cases)], seeds
 
 
 def slopes(
@@ -146,8 +146,8 @@ def slopes(
         near, far = (np.subtract(at(h), at(-h)) / (2 * h) for h in (STEP, 2 * STEP))
         expected = (4 * near - far) / 3
         for n, name in moved.items():
-            for route, (found, _) in zip(routes, answers, strict=True):
-                gradient, v = found[n][name].astype(float), moves[n]
+            for route, (grads, _) in zip(routes, answers, strict=True):
+                gradient, v = grads[n][name].astype(float), moves[n]
                 size = float(np.linalg.norm(gradient) * np.linalg.norm(v)) / np.sqrt(v.size) + abs(expected[n])
                 size += noise[n] / STEP / TOLERANCE
                 result[n][f"{name}, {route}"] = float(expected[n]), float(np.sum(gradient * v)), size

@@ -67,8 +67,8 @@ def expanded(model: ModelProto) -> ModelProto:
     assert not [node for node in fused if node.op_type != "MatMulNBits" or node.metadata_props], [
         entry.value for node in prepared.graph.node for entry in node.metadata_props
     ]
-    own = any(node.domain == ob.DOMAIN for node in all_nodes(prepared))
-    return inline_local_functions(ob.use_kernels(prepared, "onnx")) if own else prepared
+    unexpanded = any(node.domain == ob.DOMAIN for node in all_nodes(prepared))
+    return inline_local_functions(ob.use_kernels(prepared, "onnx")) if unexpanded else prepared
 
 
 @dataclass(frozen=True)
@@ -197,21 +197,21 @@ def _gradients_of(cases: Sequence[Fused], model: ModelProto, written_out: ModelP
         """The float outputs of each case by name."""
         arrays = map(np.asarray, forward.run(None, exact | moved))
         answers = zip((v.name for v in model.graph.output), arrays, strict=True)
-        return [{n: y for n, y in own if y.dtype.kind == "f"} for own in _each(cases, answers)]
+        return [{n: y for n, y in outputs if y.dtype.kind == "f"} for outputs in _each(cases, answers)]
 
     at = run_exactly()
     wrt = [f"{n}/{name}" for n, case in enumerate(cases) for name in case.wrt]
-    graph = ob.backward(model, wrt=wrt, of=[name for own in at for name in own])
-    told, session = ob.derivatives(graph)[-1], ob.session(graph)
+    graph = ob.backward(model, wrt=wrt, of=[name for outputs in at for name in outputs])
+    derivative, session = ob.derivatives(graph)[-1], ob.session(graph)
     accepted = {i.name: i.type for i in session.get_inputs()}
     types = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
     fed = {n: x for n, x in feeds.items() if n in accepted}
     generators = [np.random.default_rng(0) for _ in cases]
     seeds = {}
-    for own, rng in zip(at, generators, strict=True):
-        for name, y in own.items():
+    for outputs, rng in zip(at, generators, strict=True):
+        for name, y in outputs.items():
             seeds[name] = rng.standard_normal(np.shape(y))
-            if (seed := told.seeds.get(name)) is not None:
+            if (seed := derivative.seeds.get(name)) is not None:
                 fed[seed] = seeds[name].astype(types[accepted[seed]])
             else:
                 seeds[name] = np.ones_like(seeds[name])
@@ -226,7 +226,7 @@ def _gradients_of(cases: Sequence[Fused], model: ModelProto, written_out: ModelP
             for sign in (1, -1)
         )
         for n, name in turns.items():
-            (step, tolerance), v, gradient = settings[n], moves[n], answers[told.results[name]]
+            (step, tolerance), v, gradient = settings[n], moves[n], answers[derivative.results[name]]
             assert gradient.shape == v.shape, (name, gradient.shape)
             moved = sum(float(np.sum(seeds[y] * (above[n][y] - below[n][y]))) for y in at[n]) / (2 * step)
             scale = float(np.linalg.norm(gradient) * np.linalg.norm(v)) + abs(moved)
@@ -298,7 +298,7 @@ def _kernel_gradients(kernels: Sequence[Kernel], tolerance: float = 2e-3) -> lis
     forward, generators = forward_session(model), [np.random.default_rng(1) for _ in cases]
 
     def firsts(**moved: np.ndarray) -> list[np.ndarray]:
-        return [own[0].astype(np.float64) for own in _each(cases, run(forward, feeds | moved))]
+        return [outputs[0].astype(np.float64) for outputs in _each(cases, run(forward, feeds | moved))]
 
     at = firsts()
     dys = [rng.standard_normal(y.shape).astype(np.float32) for rng, y in zip(generators, at, strict=True)]
@@ -316,14 +316,14 @@ def _kernel_gradients(kernels: Sequence[Kernel], tolerance: float = 2e-3) -> lis
         )
         moved |= {x: float(np.sum(dys[n] * (above[n] - below[n]))) / (2 * kernels[n].step) for n, x in turns.items()}
     result: list[list[Along]] = [[] for _ in cases]
-    found: dict[str, np.ndarray] = {}
+    grads: dict[str, np.ndarray] = {}
     for route in ("onnx", "native"):
-        found = _gradients(cases, model, dys, route)
+        grads = _gradients(cases, model, dys, route)
         for n, case in enumerate(cases):
             noise = 3e-7 * float(np.linalg.norm(at[n])) / kernels[n].step
             for name in case.wrt:
                 x = f"{n}/{name}"
-                along = found[x].astype(np.float64) * moves[x]
+                along = grads[x].astype(np.float64) * moves[x]
                 allowed = tolerance * (float(np.linalg.norm(along)) + abs(moved[x])) + noise
                 result[n].append(Along(f"{route}, {name}", float(along.sum()), moved[x], allowed))
     halves = [n for n, kernel in enumerate(kernels) if kernel.half]
@@ -332,7 +332,7 @@ def _kernel_gradients(kernels: Sequence[Kernel], tolerance: float = 2e-3) -> lis
         answers = _gradients(coarse, joined([case.model for case in coarse]), [dys[n] for n in halves], "native")
         for k, n in enumerate(halves):
             for name in cases[n].wrt:
-                exact, got = found[f"{n}/{name}"], answers[f"{k}/{name}"].astype(np.float64)
+                exact, got = grads[f"{n}/{name}"], answers[f"{k}/{name}"].astype(np.float64)
                 allowed = 2e-2 * (float(np.linalg.norm(exact)) + 1e-3)
                 result[n].append(
                     Along(f"float16, {name}: the distance", float(np.linalg.norm(got - exact)), 0, allowed)
@@ -343,13 +343,13 @@ def _kernel_gradients(kernels: Sequence[Kernel], tolerance: float = 2e-3) -> lis
 def _gradients(cases: Sequence[Fused], model: ModelProto, dys: Sequence[np.ndarray], route: str) -> dict:
     """The gradients of the first outputs of cases in one model, by the names that their inputs have there."""
     wrt = [f"{n}/{name}" for n, case in enumerate(cases) for name in case.wrt]
-    firsts = [own[0].name for own in _each(cases, model.graph.output)]
+    firsts = [outputs[0].name for outputs in _each(cases, model.graph.output)]
     graph = ob.backward(model, wrt=wrt, of=firsts, kernels=route)
-    told, session = ob.derivatives(graph)[-1], ob.session(graph)
+    derivative, session = ob.derivatives(graph)[-1], ob.session(graph)
     types = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
     accepted = {i.name: i.type for i in session.get_inputs()}
     fed = {n: x for n, x in _together(cases).items() if n in accepted}
     for name, dy in zip(firsts, dys, strict=True):
-        fed[told.seeds[name]] = dy.astype(types[accepted[told.seeds[name]]])
+        fed[derivative.seeds[name]] = dy.astype(types[accepted[derivative.seeds[name]]])
     answers = dict(zip([o.name for o in session.get_outputs()], run(session, fed), strict=True))
-    return {name: answers[told.results[name]] for name in wrt}
+    return {name: answers[derivative.results[name]] for name in wrt}

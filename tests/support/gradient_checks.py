@@ -263,18 +263,18 @@ def gradients(problems: Sequence[Problem], style: str = "") -> list[Gradients]:
     shape_inference.infer_shapes(training, check_type=True, strict_mode=True, data_prop=True)
     if not any(node.op_type in OURS for node in model.graph.node):
         assert {f.name for f in training.functions} <= {"BiasAddBackward"}, "else standard operators only"
-    values, told = session_run(model)(feeds), ob.derivatives(training)[-1]
+    values, derivative = session_run(model)(feeds), ob.derivatives(training)[-1]
     outputs = [output.name for output in model.graph.output]
     seeds, fed = [], dict(feeds)
     for problem, output, y in zip(problems, outputs, values, strict=True):
         dy = np.random.default_rng(problem.seed).uniform(0.5, 1.5, y.shape) * np.random.default_rng(
             problem.seed + 1
         ).choice([-1, 1], y.shape)
-        if output not in told.seeds:
+        if output not in derivative.seeds:
             assert y.size == 1, "only a one-element output is seeded"
             dy = np.ones_like(y)
         else:
-            fed[told.seeds[output]] = dy.astype(y.dtype)
+            fed[derivative.seeds[output]] = dy.astype(y.dtype)
         seeds.append(dy.astype(y.dtype))
     answers = dict(zip([v.name for v in training.graph.output], session_run(training)(fed), strict=True))
     singles = values
@@ -289,12 +289,12 @@ def gradients(problems: Sequence[Problem], style: str = "") -> list[Gradients]:
             half = y.dtype.itemsize == 2  # onnxruntime rounds between two nodes, or not, as others read the value
             assert half or inlined(problem.model), "onnxruntime runs the same kernel in both graphs"
             np.testing.assert_allclose(answers[output], y, rtol=0, atol=INLINED_ULPS * np.spacing(np.abs(y).max()))
-        found = {}
+        grads = {}
         for name, full in zip(problem.wrt, group, strict=True):
-            got, want = answers[told.results[full]], problem.feeds[name]
+            got, want = answers[derivative.results[full]], problem.feeds[name]
             assert (got.dtype, got.shape) == (want.dtype, want.shape), f"{name}: {got.dtype}{got.shape}"
-            found[name] = got
-        result.append(Gradients(y, single, dy, found))
+            grads[name] = got
+        result.append(Gradients(y, single, dy, grads))
     return result
 
 

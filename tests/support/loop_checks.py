@@ -71,8 +71,10 @@ def loop_errors(
     first.graph.output.extend(kept)
     given = {names_of.get(name, name): value for name, value in {**feeds, **seeds}.items()}
     more = [name for name, value in given.items() if value.dtype == np.float64]
-    found = loop_errors(first, given, more, seed=seed + 1, checkpoint=checkpoint, order=order - 1, kernels=kernels)
-    return [f"second derivative: {error}" for error in found]
+    second_order = loop_errors(
+        first, given, more, seed=seed + 1, checkpoint=checkpoint, order=order - 1, kernels=kernels
+    )
+    return [f"second derivative: {error}" for error in second_order]
 
 
 def run(model: ModelProto, feeds: dict[str, Any]) -> dict[str, Any]:

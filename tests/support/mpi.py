@@ -81,9 +81,9 @@ def _processes() -> Iterator[tuple[int, list[str], dict[str, str]]]:
             arguments, entries = (
                 (folder / name).read_bytes().decode(errors="replace").split("\0") for name in ("cmdline", "environ")
             )
-            told = {name: value for name, _, value in (entry.partition("=") for entry in entries)}
-            if told.items() >= _MARK.items() and int(folder.name) != os.getpid():
-                yield int(folder.name), arguments, told
+            variables = {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+            if variables.items() >= _MARK.items() and int(folder.name) != os.getpid():
+                yield int(folder.name), arguments, variables
 
 
 def end_jobs(*, seconds: float) -> list[str]:
@@ -97,7 +97,7 @@ def end_jobs(*, seconds: float) -> list[str]:
     return [" ".join(arguments) for _, arguments, _ in left]
 
 
-def made_training(folder: Path, *, rows: int = 22, data: str = "data.npz") -> tuple[str, ...]:
+def training_arguments(folder: Path, *, rows: int = 22, data: str = "data.npz") -> tuple[str, ...]:
     """The arguments of a training on a model and data, an .npz or a Parquet file, that are written into a folder."""
     rng = np.random.default_rng(0)
     image = rng.standard_normal((rows, 1, 8, 8)).astype(np.float32)
@@ -114,12 +114,12 @@ def made_training(folder: Path, *, rows: int = 22, data: str = "data.npz") -> tu
 
 def ranks(output: Path) -> dict[int, int]:
     """The ranks that train a model into a file, and the numbers of their processes."""
-    found: dict[int, int] = {}
-    for number, arguments, told in _processes():
-        rank = told.get("OMPI_COMM_WORLD_RANK") or told.get("PMI_RANK")
+    processes: dict[int, int] = {}
+    for number, arguments, variables in _processes():
+        rank = variables.get("OMPI_COMM_WORLD_RANK") or variables.get("PMI_RANK")
         if rank and str(output) in arguments:
-            found[int(rank)] = number
-    return found
+            processes[int(rank)] = number
+    return processes
 
 
 def launcher_of(process: subprocess.Popen[str]) -> int:
@@ -144,7 +144,7 @@ def weights(folder: Path, name: str) -> dict[str, np.ndarray]:
     return read_checkpoint(folder / f"{name}.onnx.checkpoint.safetensors")[0]
 
 
-SAID = {
+MESSAGES = {
     "kill": "",  # which mpiexec tells in words of its own
     "terminate": "onnx-backprop: error on rank {} of 2: ended by signal 15",
     "raise": "onnx-backprop: error on rank {} of 2: ValueError: this row cannot be read",
@@ -156,7 +156,7 @@ SAID = {
 
 def check_ended(folder: Path, way: str, rank: int) -> None:
     """What befalls one rank ends all of them within seconds, with one line, and an exit code that is not 0."""
-    train = made_training(folder)[2:]
+    train = training_arguments(folder)[2:]
     begun = folder / "begun"  # written when it happens
     begun.write_text(str(time.time()))
     process = on_ranks(
@@ -167,8 +167,10 @@ def check_ended(folder: Path, way: str, rank: int) -> None:
     )
     _, err = process.communicate(timeout=60)
     assert process.returncode, err
-    said = [line for line in err.splitlines() if line.startswith("onnx-backprop:")]
-    assert (said[0].startswith(SAID[way].format(rank)) and len(said) == 1) if SAID[way] else not said, err
+    messages = [line for line in err.splitlines() if line.startswith("onnx-backprop:")]
+    assert (
+        (messages[0].startswith(MESSAGES[way].format(rank)) and len(messages) == 1) if MESSAGES[way] else not messages
+    ), err
     assert "Abort(" not in err  # of MPICH
     took = time.time() - float(begun.read_text())
     assert took < SECONDS

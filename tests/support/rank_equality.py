@@ -100,8 +100,8 @@ def exact(model: ModelProto, loss: str, batch: dict[str, np.ndarray]) -> Gradien
     graph = ob.training_graph(model, loss=loss, inline=True)
     double = with_float_type(graph.model, TensorProto.DOUBLE)
     feeds = {name: converted(value, TensorProto.DOUBLE) for name, value in batch.items()}
-    found = ReferenceEvaluator(double, new_ops=[Pad]).run(list(graph.parameters.values()), feeds)
-    return dict(zip(graph.parameters, map(np.asarray, found), strict=True))
+    grads = ReferenceEvaluator(double, new_ops=[Pad]).run(list(graph.parameters.values()), feeds)
+    return dict(zip(graph.parameters, map(np.asarray, grads), strict=True))
 
 
 def distance(a: Gradient, b: Gradient) -> float:
@@ -129,8 +129,8 @@ def main() -> int:
         batches = [drawn(rng, shapes, sizes[n % len(sizes)]) for n in range(STEPS)]
         right, whole = exact(model, loss, first), gradient(graph, first, None)
         rounding = distance(whole, right)
-        found = gradient(graph, first, world), gradient(graph, Shard(first if last else {}), world)
-        errors, apart = ([distance(g, reference) for g in found] for reference in (right, whole))
+        grads = gradient(graph, first, world), gradient(graph, Shard(first if last else {}), world)
+        errors, apart = ([distance(g, reference) for g in grads] for reference in (right, whole))
         drifts = [steps_apart(graph, batches, world)]
         optimizer = ob.optimizers.SGD(momentum=0.9, clip_norm=0.1, accumulate=2, ema=0.9)
         full = ob.training_graph(model, loss=loss, optimizer=optimizer)

@@ -110,18 +110,18 @@ def _values(graph: GraphProto) -> list[str]:
 
 
 def _rename(graph: GraphProto, outer: Mapping[str, str], new: Callable[[str], str]) -> dict[str, str]:
-    own = {name: new(name) for name in _values(graph) if name not in outer or _defines(graph, name)}
-    seen = {**outer, **own, "": ""}
+    renames = {name: new(name) for name in _values(graph) if name not in outer or _defines(graph, name)}
+    seen = {**outer, **renames, "": ""}
     for value in (*graph.input, *graph.output, *graph.value_info):
         value.name = seen.get(value.name, value.name)
     for tensor in graph.initializer:
-        tensor.name = own[tensor.name]
+        tensor.name = renames[tensor.name]
     for node in graph.node:
         for inner in _graphs(node):
             _rename(inner, seen, new)
         node.input[:] = [seen[name] for name in node.input]
         node.output[:] = [seen[name] for name in node.output]
-    return own
+    return renames
 
 
 def _defines(graph: GraphProto, name: str) -> bool:

@@ -42,12 +42,12 @@ def exported(
     model.graph.metadata_props.add(key=SIGNATURE, value=text)
     for name, array in tensors.items():
         model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
-        said = {KIND: kinds[name]} if name in kinds else {}
+        metadata = {KIND: kinds[name]} if name in kinds else {}
         if folded and name in folded:
-            said = {FOLDED: str(folded[name])}
+            metadata = {FOLDED: str(folded[name])}
         value = model.graph.value_info.add(name=name)
         value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-        for key, text in said.items():
+        for key, text in metadata.items():
             value.metadata_props.add(key=key, value=text)
     for node in model.graph.node:
         module = (modules or {}).get(node.output[0])
@@ -62,11 +62,11 @@ def names_of(graph: ob.TrainingGraph) -> dict[str, np.ndarray]:
     return {names[name]: value for name, value in graph.initial_values().items()}
 
 
-def with_operations(model: ModelProto, said: Mapping[str, str], target: str = "f") -> ModelProto:
-    """said: the arguments of torch's operation that each value comes from. target: the operation."""
+def with_operations(model: ModelProto, operations: Mapping[str, str], target: str = "f") -> ModelProto:
+    """operations: the arguments of torch's operation that each value comes from. target: the operation."""
     for node in model.graph.node:
-        if node.output[0] in said:
-            call = f"call_function[target={target}](args = ({said[node.output[0]]}), kwargs = {{}})"
+        if node.output[0] in operations:
+            call = f"call_function[target={target}](args = ({operations[node.output[0]]}), kwargs = {{}})"
             text = f"%{node.output[0]} : [num_users=1] = {call}"
             node.metadata_props.add(key="pkg.torch.onnx.fx_node", value=text)
     return model

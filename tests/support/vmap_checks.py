@@ -43,10 +43,10 @@ def check(
     session = ob.session(model)
     names = [value.name for value in model.graph.output]
     assert list(got) == names
-    found = [dict(zip(names, run_session(session, row), strict=True)) for row in rows]
+    outputs = [dict(zip(names, run_session(session, row), strict=True)) for row in rows]
     for name in names:
         axis = out_axes if isinstance(out_axes, int) else out_axes.get(name, 0)
-        want = np.stack([one[name] for one in found], axis)
+        want = np.stack([one[name] for one in outputs], axis)
         assert (got[name].dtype, got[name].shape) == (want.dtype, want.shape), name
         if want.dtype.kind == "f":
             np.testing.assert_allclose(got[name], want, rtol=1e-5, atol=atol, err_msg=name)

@@ -303,9 +303,9 @@ def test_options_of_quantized_and_shared_weights(folder: Path, capsys: pytest.Ca
     assert command.main(convert) == 2
     assert "--straight-through" in capsys.readouterr().err
     assert command.main([*convert, "--straight-through"]) == 0
-    told = capsys.readouterr()
-    assert re.search(r"^onnx-backprop: warning: trained as one.*--untie gives each its own$", told.err, re.M)
-    assert re.search(r"^s +scalar +1 +[0-9.]+% +quantization scale of QuantizeLinear$", told.out, re.M)
+    captured = capsys.readouterr()
+    assert re.search(r"^onnx-backprop: warning: trained as one.*--untie gives each its own$", captured.err, re.M)
+    assert re.search(r"^s +scalar +1 +[0-9.]+% +quantization scale of QuantizeLinear$", captured.out, re.M)
     more = ["--straight-through", "--untie", "--tie", "w=head", "--force"]
     assert command.main([*convert, *more]) == 0
     assert capsys.readouterr().err == ""

@@ -39,11 +39,11 @@ def test_writes_a_folder_an_adapter_and_what_it_did(folder: Path, capsys: pytest
     assert finetune(*options, "--memory", "80%", "--warmup", "2", "--schedule", "linear", epochs=6) == 0
     names = {file.name for file in (folder / "out").iterdir()}
     assert {"sums.onnx_adapter", "checkpoint.safetensors", "model.onnx", "genai_config.json", "tokenizer.json"} <= names
-    said = capsys.readouterr().out
-    assert "rank 8, 5 adapters" in said
-    assert "data: 16 rows, " in said
-    assert "evaluation: 4 rows, " in said
-    match = re.search(r"perplexity: ([\d.]+) -> ([\d.]+) on the texts held out", said)
+    printed = capsys.readouterr().out
+    assert "rank 8, 5 adapters" in printed
+    assert "data: 16 rows, " in printed
+    assert "evaluation: 4 rows, " in printed
+    match = re.search(r"perplexity: ([\d.]+) -> ([\d.]+) on the texts held out", printed)
     assert match is not None
     records = read_log(folder / "log.csv")
     assert len(records) == 24
@@ -62,15 +62,15 @@ def test_what_is_watched(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     options = ["--split", "0.2", "--metrics", "accuracy,perplexity", "--keep-best", "--patience", "2", "--find-rate"]
     report = ["--report", "report.html"]
     assert finetune(*options, *report, "--log", "log.csv", epochs=3) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     records = [record for record in read_log(folder / "log.csv") if record.metrics]
     for record in records:  # each measured in its own way
         assert record.metrics["perplexity"] == pytest.approx(np.exp(record.evaluation or 0), rel=1e-5)
         assert 0 <= record.metrics["accuracy"] <= 1
     best = max(record.metrics["accuracy"] for record in records)
-    assert f"best accuracy: {best:.4g}, whose weights are written" in said
-    assert "learning rate to be found (cosine)" in said
-    assert re.search(r"learning rate: [\d.e-]+ of 1e-", said)
+    assert f"best accuracy: {best:.4g}, whose weights are written" in printed
+    assert "learning rate to be found (cosine)" in printed
+    assert re.search(r"learning rate: [\d.e-]+ of 1e-", printed)
     assert (folder / "out" / "best.safetensors").is_file()
     assert "Learning rates that were tried" in (folder / "report.html").read_text("utf-8")
     assert finetune(*options, *report, "--resume", epochs=4) == 0  # the report is written anew
@@ -86,8 +86,8 @@ def test_going_on_is_the_same_as_going_through(folder: Path) -> None:
     first = (folder / "parts" / "adapter.onnx_adapter").read_bytes()
     assert finetune(*constant, out="parts", epochs=4) == 2, "it is not empty"
     assert finetune(*constant, "--resume", out="parts", epochs=4) == 0
-    found, expected = ((folder / part / "adapter.onnx_adapter").read_bytes() for part in ("parts", "whole"))
-    assert found == expected != first
+    actual, expected = ((folder / part / "adapter.onnx_adapter").read_bytes() for part in ("parts", "whole"))
+    assert actual == expected != first
     assert finetune(*constant, "--force", out="parts", epochs=2) == 0
     assert (folder / "parts" / "adapter.onnx_adapter").read_bytes() == first
 
@@ -134,10 +134,10 @@ def test_preferences(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first loss is log 2, that of a model that is as before; --resume has the same model for its reference."""
     options = ["--log", "log.csv", "--split", "0.2", "--beta", "0.5"]
     assert prefer(*options, "--memory", "80%") == 0
-    said = capsys.readouterr().out
-    assert "data: 9 pairs, " in said
-    assert "evaluation: 3 pairs, " in said
-    assert "preferences between answers, beta 0.5" in said
+    printed = capsys.readouterr().out
+    assert "data: 9 pairs, " in printed
+    assert "evaluation: 3 pairs, " in printed
+    assert "preferences between answers, beta 0.5" in printed
     records = read_log(pairs / "log.csv")
     assert len(records) == 8
     assert records[0].loss == pytest.approx(np.log(2), rel=1e-4)
@@ -150,7 +150,7 @@ def test_preferences(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--text", "data.jsonl"], "--text: expected this or --preferences, one of both"),
         (["--pack"], "--pack: pairs of --preferences are not packed"),
@@ -163,15 +163,15 @@ def test_preferences(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_is_refused_of_preferences(
-    pairs: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+    pairs: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     (pairs / "empty.jsonl").write_text("\n")
     assert prefer(*options) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--split", "1"], "--split: expected a share from 0 to below 1, got 1.0"),
         (["--split", "0.99"], "--split: 0.99 of 20 rows leaves none to train on"),
@@ -202,11 +202,11 @@ def test_what_is_refused_of_preferences(
         (["--beta", "0.5"], "--beta: goes with --preferences"),
     ],
 )
-def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str) -> None:
+def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
     (folder / "bad.jsonl").write_text('{"text": "x"}\n{"txt": "x"}\n')
     assert finetune(*options) == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert said in error
+    assert message in error
     assert not (folder / "out").exists() or not any((folder / "out").iterdir()), "so that it can be tried again"
 
 
@@ -243,8 +243,8 @@ def test_a_device_that_is_not_there(
     monkeypatch.setattr(onnxruntime, "get_ep_devices", list)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     assert finetune("--device", "cuda") == 2
-    assert "--device: 'cuda' is not there: " in (said := " ".join(capsys.readouterr().err.split()))
-    assert "`pip install 'onnxruntime-gpu[cuda,cudnn]'`" in said
+    assert "--device: 'cuda' is not there: " in (printed := " ".join(capsys.readouterr().err.split()))
+    assert "`pip install 'onnxruntime-gpu[cuda,cudnn]'`" in printed
     assert not (folder / "out").exists(), "before any long work"
 
 

@@ -71,10 +71,10 @@ def test_gradients_of_each_row(folder: Path) -> None:
         (["--mode", "jacobian", "--wrt", "x"], ob.jacobian(model, wrt=["x"], per_sample=True)),
         (["--loss", "mse"], ob.training_graph(model, loss="mse", per_sample=True).model),
     ]
-    for more, made in cases:
+    for more, derived in cases:
         named = [] if "--per-sample" in more else ["--per-sample"]
         assert command.main(["convert", "small.onnx", "-o", out, "--force", *more, *named]) == 0
-        assert onnx.load(out).graph == made.graph
+        assert onnx.load(out).graph == derived.graph
 
 
 def test_rows_are_refused_where_they_mean_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,8 +94,8 @@ def test_private_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     arguments = ["convert", "small.onnx", "-o", "out.onnx", "--force", "--loss", "mse", "--optimizer", "sgd"]
     assert command.main([*arguments, "--per-sample-clip", "1", "--noise", "0.5", "--expected-batch", "8"]) == 0
     privacy = {"per_sample_clip": 1.0, "noise": 0.5, "expected_batch": 8}
-    made = ob.training_graph("small.onnx", loss="mse", optimizer="sgd", **privacy)
-    assert onnx.load("out.onnx") == made.model
+    graph = ob.training_graph("small.onnx", loss="mse", optimizer="sgd", **privacy)
+    assert onnx.load("out.onnx") == graph.model
     assert command.main([*arguments, "--noise", "0.5"]) == 2
     assert "noise, expected_batch: go with per_sample_clip (--per-sample-clip)" in capsys.readouterr().err
     assert command.main([*arguments, "--per-sample-clip", "1", "--accumulate", "2"]) == 2

@@ -66,20 +66,20 @@ def test_private_training(folder: Path) -> None:
 def test_trains_and_says_what_it_did(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder, "--evaluation", str(folder / "data.npz"), epochs=30) == 0
     assert accuracy(folder / "out.onnx") > 0.85
-    said = capsys.readouterr().out
-    assert "5 parameters trained, 0 frozen" in said
-    assert re.search(r"steps: 180 in [\d.]+ s, [\d.]+ ms each\n", said)
-    match = re.search(r"training loss: ([\d.]+) -> ([\d.]+)", said)
+    printed = capsys.readouterr().out
+    assert "5 parameters trained, 0 frozen" in printed
+    assert re.search(r"steps: 180 in [\d.]+ s, [\d.]+ ms each\n", printed)
+    match = re.search(r"training loss: ([\d.]+) -> ([\d.]+)", printed)
     assert match is not None
     assert float(match[2]) < 0.5 * float(match[1])
-    assert re.search(r"evaluation loss: [\d.]+ -> [\d.]+", said)
-    assert re.search(r"course: █[▁▂▃▄▅▆▇█]{47}\n", said)
-    assert f"written: {folder / 'out.onnx'}" in said
+    assert re.search(r"evaluation loss: [\d.]+ -> [\d.]+", printed)
+    assert re.search(r"course: █[▁▂▃▄▅▆▇█]{47}\n", printed)
+    assert f"written: {folder / 'out.onnx'}" in printed
     # what it is about to do comes first
-    assert said.index("data: x float32 60×") < said.index(
+    assert printed.index("data: x float32 60×") < printed.index(
         "training: adamw, softmax_cross_entropy, 30 epochs, 180 steps"
     )
-    assert said.index("training: adamw") < said.index("steps: 180 in")
+    assert printed.index("training: adamw") < printed.index("steps: 180 in")
 
 
 def test_what_is_watched(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,9 +97,9 @@ def test_what_is_watched(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     options += ["--label-smoothing", "0.1", "--evaluation", str(folder / "data.npz")]
     written = ["--log", str(folder / "log.csv"), "--report", str(folder / "report.html")]
     assert train(folder, *options, *written, epochs=30) == 0
-    said = capsys.readouterr()
-    rate = re.search(r"^learning rate: ([\d.]+) of 1e-07 … ", said.out, re.M)
-    best = re.search(r"^best accuracy: ([\d.]+), whose weights are written$", said.out, re.M)
+    captured = capsys.readouterr()
+    rate = re.search(r"^learning rate: ([\d.]+) of 1e-07 … ", captured.out, re.M)
+    best = re.search(r"^best accuracy: ([\d.]+), whose weights are written$", captured.out, re.M)
     assert rate is not None
     assert best is not None
     records = read_log(folder / "log.csv")
@@ -107,14 +107,14 @@ def test_what_is_watched(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert {r.learning_rate for r in records} == {float(rate[1])}
     assert len(measured) == measured.index(max(measured)) + 3 < 30
     assert accuracy(folder / "out.onnx") == pytest.approx(max(measured)) == pytest.approx(float(best[1]), rel=1e-3)
-    lines = [line for line in said.err.splitlines() if line.startswith("epoch ")]
+    lines = [line for line in captured.err.splitlines() if line.startswith("epoch ")]
     assert len(lines) == len(measured)
     assert re.match(r"epoch 1/30: loss [\d.]+, evaluation [\d.]+, accuracy [\d.]+, iou [\d.]+, learning rate", lines[0])
     page = (folder / "report.html").read_text()
     assert all(f"<figcaption>{name} (" in page for name in ("loss", "accuracy", "iou", "learning rate"))
     assert "learning rate (logarithmic)" in page
     assert "Learning rates that were tried" in page
-    assert "out.onnx.best.safetensors" in said.out[said.out.index("written: ") :]
+    assert "out.onnx.best.safetensors" in captured.out[captured.out.index("written: ") :]
     names = {path.name for path in folder.iterdir()}
     assert {"out.onnx.best.safetensors", "out.onnx.checkpoint.safetensors"} < names
 
@@ -178,11 +178,11 @@ def test_on_a_terminal_of_80_columns(folder: Path) -> None:
     """No line is longer, no word is broken, and every wait says what for."""
     options = ["--data", "data.npz", "--evaluation", "data.npz", "--loss", "softmax_cross_entropy", "--epochs", "2"]
     names = ["-o", "a_trained_model_with_a_name_that_needs_some_room.onnx", "--report", "a_report_beside_it.html"]
-    code, said = on_a_terminal(["train", "model.onnx", *names, *options], folder, columns=80)
-    assert code == 0, said
-    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[A-Z]", "", said))
+    code, printed = on_a_terminal(["train", "model.onnx", *names, *options], folder, columns=80)
+    assert code == 0, printed
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[A-Z]", "", printed))
     assert max(map(len, lines)) <= 80
-    text = " ".join(said.split())
+    text = " ".join(printed.split())
     for words in (
         "making a training graph of model.onnx …",
         "opening it in onnxruntime …",
@@ -412,9 +412,9 @@ def test_running_means_are_what_is_measured_and_written(folder: Path, capsys: py
     assert (
         train(folder, "--ema", "0.999", "--evaluation", str(folder / "data.npz"), "--log", str(folder / "l.csv")) == 0
     )
-    said = capsys.readouterr().out
-    assert "out.onnx (the running means of the weights), " in said
-    last = re.search(r"evaluation loss of the running means: [\d.]+ -> ([\d.]+)", said)
+    printed = capsys.readouterr().out
+    assert "out.onnx (the running means of the weights), " in printed
+    last = re.search(r"evaluation loss of the running means: [\d.]+ -> ([\d.]+)", printed)
     assert last is not None
 
     def loss(path: Path) -> float:

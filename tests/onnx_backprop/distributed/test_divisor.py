@@ -24,23 +24,23 @@ def plain() -> ModelProto:
     return model("y = MatMul(x, w)")
 
 
-def own() -> ModelProto:
+def with_loss() -> ModelProto:
     """With a loss of its own, whose node has no name."""
     return model("y = MatMul(x, w) s = Mul(y, y) own = ReduceMean<keepdims = 0>(s)", "float own")
 
 
 @pytest.mark.parametrize(
-    ("made", "loss", "target"),
+    ("build", "loss", "target"),
     [
         (plain, "mse", "target"),
         (plain, "bce_with_logits", "target"),
         (plain, "softmax_cross_entropy", "labels"),
         (plain, losses.SoftmaxCrossEntropy(ignore_index=1, weight=[1, 2, 3, 4]), "labels"),
-        (own, None, ""),
+        (with_loss, None, ""),
     ],
 )
-def test_a_share_of_the_gradient(rng, made: Any, loss: Any, target: str) -> None:
-    graph = ob.training_graph(made(), loss=loss)
+def test_a_share_of_the_gradient(rng, build: Any, loss: Any, target: str) -> None:
+    graph = ob.training_graph(build(), loss=loss)
     feeds: dict[str, np.ndarray] = {"x": rng.standard_normal((5, 3), np.float32)}
     if target:
         feeds[target] = np.array([0, 1, 2, 3, 0]) if target == "labels" else rng.random((5, 4), np.float32)

@@ -295,12 +295,12 @@ def test_masks_differ_between_ranks(rng: np.random.Generator) -> None:
 
     def losses(communicator: Threads | None) -> tuple[list[float], Feeds]:
         trainer = ob.Trainer(graph, kernels="onnx", learning_rate=0.0, communicator=communicator)
-        mine = ones if communicator is None else Shard(ones if communicator.rank == own else {})
+        mine = ones if communicator is None else Shard(ones if communicator.rank == reader else {})
         return [trainer.step(mine) for _ in range(3)], trainer.state()
 
-    own = 0
+    reader = 0
     alone, first = losses(None)[0], on_ranks(2, losses)
-    own = 1
+    reader = 1
     second = on_ranks(2, losses)
     assert first[0][0] == alone
     assert len({*first[0][0], *second[0][0]}) == 6

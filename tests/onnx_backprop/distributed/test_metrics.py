@@ -29,9 +29,9 @@ def test_metrics_are_those_of_one_rank(rng: np.random.Generator) -> None:
                 return trainer("N, 3", loss, communicator=rank).evaluate(parts(feeds, sizes), metrics=asked)
 
             one, *others = on_ranks(3, work)
-            for found in others:
-                assert float(found) == float(one)
-                assert str(found.metrics) == str(one.metrics)
+            for other in others:
+                assert float(other) == float(one)
+                assert str(other.metrics) == str(one.metrics)
             for name, value in expected.metrics.items():
                 np.testing.assert_allclose(one.metrics[name], value, rtol=1e-13, err_msg=name)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.mpi import check_ended, finished, made_training, mpiexec, on_ranks, started, weights
+from tests.support.mpi import check_ended, finished, mpiexec, on_ranks, started, training_arguments, weights
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no mpiexec")
 
@@ -21,7 +21,7 @@ def test_mpiexec_is_installed() -> None:
 def test_two_ranks_are_as_one(tmp_path: Path) -> None:
     """SGD, batches of five rows."""
     train = (
-        *made_training(tmp_path),
+        *training_arguments(tmp_path),
         "--optimizer",
         "sgd",
         "--clip-norm",

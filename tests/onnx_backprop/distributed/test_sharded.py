@@ -127,12 +127,12 @@ def check_checkpoints(folder: Path, kernels: str, sizes: Sequence[int]) -> None:
     kinds = [(size, shard) for size in sizes for shard in (False, True) if size > 1 or not shard]
     paths = {kind: folder / f"{kind}.safetensors" for kind in kinds}
 
-    def made(communicator: Threads, kind: tuple[int, bool]) -> ob.Trainer:
-        own = communicator if communicator.size > 1 else None
-        return ob.Trainer(graph, learning_rate=1e-3, kernels=kernels, communicator=own, shard_update=kind[1])
+    def new_trainer(communicator: Threads, kind: tuple[int, bool]) -> ob.Trainer:
+        group = communicator if communicator.size > 1 else None
+        return ob.Trainer(graph, learning_rate=1e-3, kernels=kernels, communicator=group, shard_update=kind[1])
 
     def written(communicator: Threads, kind: tuple[int, bool]) -> Feeds:
-        trainer = made(communicator, kind)
+        trainer = new_trainer(communicator, kind)
         for batch in batches[:3]:
             trainer.step(batch)
         trainer.save(paths[kind])
@@ -140,7 +140,7 @@ def check_checkpoints(folder: Path, kernels: str, sizes: Sequence[int]) -> None:
         return trainer.state()
 
     def read(communicator: Threads, kind: tuple[int, bool]) -> dict[tuple[int, bool], tuple[Feeds, Feeds]]:
-        trainer, result = made(communicator, kind), {}
+        trainer, result = new_trainer(communicator, kind), {}
         for source, path in paths.items():
             loaded = trainer.load(path).state()
             trainer.step(batches[3])
@@ -150,15 +150,15 @@ def check_checkpoints(folder: Path, kernels: str, sizes: Sequence[int]) -> None:
     undisturbed = {kind: on_ranks(kind[0], lambda c, kind=kind: written(c, kind))[0] for kind in kinds}
     saved = {kind: read_checkpoint(path)[0] for kind, path in paths.items()}
     for kind in kinds:
-        for found in on_ranks(kind[0], lambda c, kind=kind: read(c, kind)):
-            for source, (loaded, after) in found.items():
-                told = f"written by {source}, read by {kind} (ranks, update divided)"
+        for results in on_ranks(kind[0], lambda c, kind=kind: read(c, kind)):
+            for source, (loaded, after) in results.items():
+                about = f"written by {source}, read by {kind} (ranks, update divided)"
                 most = 0 if source[0] == kind[0] else rounding
                 assert loaded.keys() == saved[source].keys()
                 for name, value in loaded.items():
-                    np.testing.assert_array_equal(value, saved[source][name], err_msg=f"{name}, {told}")
+                    np.testing.assert_array_equal(value, saved[source][name], err_msg=f"{name}, {about}")
                     expected = undisturbed[source][name]
-                    np.testing.assert_allclose(after[name], expected, rtol=0, atol=most, err_msg=f"{name}, {told}")
+                    np.testing.assert_allclose(after[name], expected, rtol=0, atol=most, err_msg=f"{name}, {about}")
 
 
 @pytest.mark.parametrize("kernels", OPTIMIZERS)
@@ -182,7 +182,7 @@ def test_a_rank_keeps_a_part(rng: np.random.Generator) -> None:
 
     whole, state = on_ranks(3, lambda c: work(c, shard=False))[0]
     parts = on_ranks(3, lambda c: work(c, shard=True))
-    assert sum(own for own, _ in parts) == whole
-    assert max(own for own, _ in parts) < whole / 3 + 100
+    assert sum(held for held, _ in parts) == whole
+    assert max(held for held, _ in parts) < whole / 3 + 100
     for name, value in state.items():
         np.testing.assert_array_equal(parts[2][1][name], value, err_msg=name)

@@ -22,18 +22,18 @@ from onnx_backprop.command.files import checkpoint_beside
 from onnx_backprop.training.checkpoint import read_checkpoint
 from tests.onnx_backprop.distributed.test_sharded import OPTIMIZERS, check_checkpoints
 from tests.support.mpi import (
-    SAID,
+    MESSAGES,
     SECONDS,
     check_ended,
     environment,
     finished,
     launcher_of,
-    made_training,
     on_ranks,
     rank_command,
     ranks,
     stamp,
     started,
+    training_arguments,
     weights,
 )
 
@@ -56,7 +56,7 @@ def steps_of(output: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("way", "rank"), [(way, rank) for way in SAID for rank in (0, 1) if way != "full" or rank == 0]
+    ("way", "rank"), [(way, rank) for way in MESSAGES for rank in (0, 1) if way != "full" or rank == 0]
 )
 def test_what_ends_one_rank_ends_all(tmp_path: Path, way: str, rank: int) -> None:
     check_ended(tmp_path, way, rank)
@@ -108,7 +108,7 @@ def test_ten_gigabit_are_hidden(tmp_path: Path) -> None:
 )
 def test_resumption(tmp_path: Path, data: str, options: tuple[str, ...], counts: tuple[tuple[int, int], ...]) -> None:
     """On as many ranks bit for bit, on others within rounding."""
-    train = (*made_training(tmp_path, data=data), "--optimizer", "sgd", "--accumulate", "2", "--ema", "0.9")
+    train = (*training_arguments(tmp_path, data=data), "--optimizer", "sgd", "--accumulate", "2", "--ema", "0.9")
     finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx"), "--epochs", "2"))
     whole = weights(tmp_path, "whole")
     for first, then in counts:
@@ -129,23 +129,23 @@ def test_checkpoints(tmp_path: Path, kernels: str) -> None:
 def test_kills_at_random_moments(tmp_path: Path) -> None:
     """A scheduler starts the job again after each, as it was; it comes to the bits of one that nobody has killed."""
     rng = np.random.default_rng(SEED)
-    train = (*made_training(tmp_path), "--epochs", str(KILLS * STEPS_OF_A_KILL // 5), "--every", "7")
+    train = (*training_arguments(tmp_path), "--epochs", str(KILLS * STEPS_OF_A_KILL // 5), "--every", "7")
     finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx")), seconds=600)
     output, kills = tmp_path / "killed.onnx", 0
     job = rank_command(2, *train, "-o", str(output), "--resume", "--force")
     scheduler = started([sys.executable, "-m", "tests.support.requeue", str(KILLS), *job])
     while kills < KILLS:
-        own, end = int(rng.integers(2)), time.monotonic() + rng.uniform(1, 4)
+        rank, end = int(rng.integers(2)), time.monotonic() + rng.uniform(1, 4)
         last = steps_of(output) + rng.integers(STEPS_OF_A_KILL)  # fast machines leave some for the next kill
         while scheduler.poll() is None and (
-            (time.monotonic() < end and steps_of(output) < last) or own not in ranks(output)
+            (time.monotonic() < end and steps_of(output) < last) or rank not in ranks(output)
         ):
             time.sleep(0.01)
         assert scheduler.poll() is None, f"over after {kills} kills, seed {SEED}"
         victims, killed = ranks(output), time.monotonic()
-        os.kill(victims[own], signal.SIGKILL)
+        os.kill(victims[rank], signal.SIGKILL)
         while set(victims.values()) & set(ranks(output).values()):
-            assert time.monotonic() < killed + SECONDS, f"rank {own} was killed, another goes on, seed {SEED}"
+            assert time.monotonic() < killed + SECONDS, f"rank {rank} was killed, another goes on, seed {SEED}"
             time.sleep(0.01)
         kills += 1
     _, err = finished(scheduler, seconds=600)
@@ -156,7 +156,7 @@ def test_kills_at_random_moments(tmp_path: Path) -> None:
 
 def test_a_requeued_training_ends_by_itself(tmp_path: Path) -> None:
     """A rank is killed, the launcher is, the job is told to end: each time the same command goes on, to the same bits."""
-    train = (*made_training(tmp_path), "--epochs", "400", "--every", "20", "--optimizer", "adam")
+    train = (*training_arguments(tmp_path), "--epochs", "400", "--every", "20", "--optimizer", "adam")
     finished(on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx")), seconds=300)
     output = tmp_path / "killed.onnx"
     job = rank_command(2, *train, "-o", str(output), "--resume", "--force")
@@ -179,12 +179,12 @@ def test_a_requeued_training_ends_by_itself(tmp_path: Path) -> None:
 
 def test_a_supervised_training_survives_a_kill(tmp_path: Path) -> None:
     """--restarts goes on from the checkpoint, to the same bits; that of another training is not taken for it."""
-    train = (*made_training(tmp_path), "--epochs", "40", "--every", "20", "--optimizer", "adam")
+    train = (*training_arguments(tmp_path), "--epochs", "40", "--every", "20", "--optimizer", "adam")
     whole = on_ranks(2, *train, "-o", str(tmp_path / "whole.onnx"))
     killed, checkpoint = tmp_path / "killed.onnx", tmp_path / "killed.onnx.checkpoint.safetensors"
     checkpoint.write_bytes(b"of another training")
-    own = ["-o", str(killed), "--force", "--launch", "mpiexec -n 2", "--restarts", "3"]
-    process = started([sys.executable, *train, *own])
+    options = ["-o", str(killed), "--force", "--launch", "mpiexec -n 2", "--restarts", "3"]
+    process = started([sys.executable, *train, *options])
     while checkpoint.stat().st_size < 100 and process.poll() is None:
         time.sleep(0.01)
     os.kill(ranks(killed)[1], signal.SIGKILL)
@@ -195,7 +195,7 @@ def test_a_supervised_training_survives_a_kill(tmp_path: Path) -> None:
 
 
 def test_supervision_does_not_repeat_what_is_refused(tmp_path: Path) -> None:
-    train = [*made_training(tmp_path), "-o", str(tmp_path / "m.onnx"), "--restarts", "3"]
+    train = [*training_arguments(tmp_path), "-o", str(tmp_path / "m.onnx"), "--restarts", "3"]
     (tmp_path / "data.npz").write_bytes(b"")
     process = subprocess.run(
         [sys.executable, *train], env=environment(), capture_output=True, text=True, timeout=60, check=False
@@ -210,7 +210,7 @@ def test_supervision_does_not_repeat_what_is_refused(tmp_path: Path) -> None:
 
 def test_processes_that_are_no_ranks_are_refused(tmp_path: Path) -> None:
     """As under the mpiexec of another MPI: each would train on its own, and write the same files."""
-    train = [*made_training(tmp_path), "-o", str(tmp_path / "m.onnx")]
+    train = [*training_arguments(tmp_path), "-o", str(tmp_path / "m.onnx")]
     strange = environment(SLURM_STEP_NUM_TASKS="4", PMI_SIZE="", OMPI_COMM_WORLD_SIZE="")
     process = subprocess.run(
         [sys.executable, *train], env=strange, capture_output=True, text=True, timeout=60, check=False

@@ -44,10 +44,10 @@ def test_a_device_that_is_not_there_says_what_brings_it(provider: Any, monkeypat
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(ob.KernelError) as caught:
         ob.Trainer(training(), device=provider.name)
-    said = str(caught.value)
-    assert f"{provider.name!r} is not there" in said
-    assert f"`{provider.install}`" in said
-    assert said.endswith("There is cpu")
+    message = str(caught.value)
+    assert f"{provider.name!r} is not there" in message
+    assert f"`{provider.install}`" in message
+    assert message.endswith("There is cpu")
     with pytest.raises(ob.KernelError, match=r"pip install"):
         ob.session(product(), providers=[provider.ep])
     monkeypatch.setattr(choose, "find_spec", lambda name: name == provider.package)
@@ -99,9 +99,9 @@ def test_a_provider_that_is_built_in_and_does_not_load(monkeypatch: pytest.Monke
     choose.unusable.cache_clear()
     try:
         assert [device.name for device in ob.devices()] == ["cpu"]
-        said = r"cannot be used: libcublas\.so\.13: no such file\. It needs a GPU of NVIDIA.*There is cpu"
+        pattern = r"cannot be used: libcublas\.so\.13: no such file\. It needs a GPU of NVIDIA.*There is cpu"
         for where in ({"device": "cuda"}, {"providers": ["CUDAExecutionProvider"]}):
-            with pytest.raises(ob.KernelError, match=said):
+            with pytest.raises(ob.KernelError, match=pattern):
                 ob.session(product(), **where)
     finally:
         choose.unusable.cache_clear()
@@ -128,8 +128,8 @@ def test_several_devices_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
         hardware = SimpleNamespace(vendor=vendor, type="OrtHardwareDeviceType.GPU")
         return SimpleNamespace(ep_name="WebGpuExecutionProvider", device=hardware, ep_metadata={"version": "0.4"})
 
-    found = [plugin("A"), plugin("B")]
-    monkeypatch.setattr(onnxruntime, "get_ep_devices", lambda: found)
+    devices = [plugin("A"), plugin("B")]
+    monkeypatch.setattr(onnxruntime, "get_ep_devices", lambda: devices)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     assert [str(device) for device in ob.devices()][1:] == [
         "webgpu (WebGpuExecutionProvider, A GPU, version 0.4)",
@@ -137,13 +137,13 @@ def test_several_devices_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     target = choose.chosen("webgpu:1", None)
     assert target is not None
-    assert target.plugin is found[1]
+    assert target.plugin is devices[1]
     with pytest.raises(ob.KernelError, match="'webgpu:2' is not there: there is no more than 2 of them"):
         choose.chosen("webgpu:2", None)
 
 
 def test_arguments_that_do_not_fit() -> None:
-    for arguments, said in (
+    for arguments, pattern in (
         ({"device": "gpu"}, r"device: expected one of cpu, webgpu, .*got 'gpu'\. Did you mean 'webgpu'"),
         ({"device": "cuda:x"}, "got 'cuda:x'"),
         ({"device": 1}, "expected the name of a device, as 'webgpu', got 1"),
@@ -152,7 +152,7 @@ def test_arguments_that_do_not_fit() -> None:
         ({"providers": [3]}, "expected a list of names"),
     ):
         for door in (ob.Trainer, ob.session, ob.value_and_grad, ob.check_gradients):  # before anything is converted
-            with pytest.raises(ob.InvalidArgumentError, match=said):
+            with pytest.raises(ob.InvalidArgumentError, match=pattern):
                 door(training() if door is ob.Trainer else product(), **arguments)
     with pytest.raises(ob.InvalidArgumentError, match="read_every: expected a whole number of 1 or more, got 0"):
         ob.Trainer(training(), read_every=0)

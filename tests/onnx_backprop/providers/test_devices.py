@@ -72,9 +72,9 @@ def test_losses_are_read_every_so_many_steps(device: str | None, tmp_path: Path)
     given = batches(10, 10, 10, 10, 10, 10)
     every, later = ob.Trainer(graph, device=device), ob.Trainer(graph, device=device, read_every=4)
     expected = [every.step(batch) for batch in given]
-    found = [later.step(batch) for batch in given]
-    assert np.isnan(found[:3]).all()
-    assert found[3:] == [expected[3]] * 3
+    losses = [later.step(batch) for batch in given]
+    assert np.isnan(losses[:3]).all()
+    assert losses[3:] == [expected[3]] * 3
     assert later.read_losses() == expected[4:]
     assert [loss for _, loss in later.losses.points] == expected
     assert later.read_losses() == []
@@ -123,9 +123,9 @@ def test_a_node_that_a_provider_takes_and_cannot_run_goes_to_the_cpu(
     monkeypatch.setattr(placed, "placement", _on_device)
     monkeypatch.setattr(trainers.Buffers, "run", fails)
     given = batches(10, 10)
-    found = [there.step(batch) for batch in given]
+    losses = [there.step(batch) for batch in given]
     monkeypatch.setattr(trainers.Buffers, "run", run)
-    np.testing.assert_allclose(found, [ours.step(batch) for batch in given], rtol=1e-5)
+    np.testing.assert_allclose(losses, [ours.step(batch) for batch in given], rtol=1e-5)
     assert len(failed) == 1
     (reason,) = there._placed._moved.values()  # type: ignore[union-attr]
     assert reason == "its kernel fails there, no such thing"
@@ -187,10 +187,10 @@ def test_metrics_and_callbacks_on_a_device(device: str, tmp_path: Path) -> None:
             histograms := ob.callbacks.Histograms(batches(10)[0], every=6),
         ]
         records = it.fit(batches(20, 20), 4, evaluation=batches(20, 20), metrics=asked, callbacks=calls)
-        found = {name: course.quantiles for name, course in histograms.found.items()}
+        courses = {name: course.quantiles for name, course in histograms.found.items()}
         averaged = ob.Trainer(training(), learning_rate=0.02, device=where)
         averaged.fit(batches(20), 4, callbacks=[ob.callbacks.StochasticWeightAveraging(start=0.5)])
-        return records, found, it.parameters(), averaged.parameters()
+        return records, courses, it.parameters(), averaged.parameters()
 
     (ours, counted, weights, mean), (there, counted_there, weights_there, mean_there) = trained(None), trained(device)
     assert [r.learning_rate for r in there] == [r.learning_rate for r in ours]
@@ -208,13 +208,13 @@ def test_metrics_and_callbacks_on_a_device(device: str, tmp_path: Path) -> None:
 
 def test_on_webgpu(webgpu: str, caplog: pytest.LogCaptureFixture) -> None:
     """Losses of the CPU; state copied there once and back for a checkpoint; what runs elsewhere is said once."""
-    found = beside(tiny(), webgpu, 6, read_every=3)
-    assert found["unlike"] < 1e-5
-    assert found["copied"] == 0
-    assert found["saved"] == found["state"] - 1, "the counter of steps lies in the CPU's memory"
-    assert {reason for _, reason in found["elsewhere"]} == {"its kernel there takes no int64", REFUSES}
-    said = [record.message for record in caplog.records if "nodes on WebGpu" in record.message]
-    assert len(said) == 1
+    result = beside(tiny(), webgpu, 6, read_every=3)
+    assert result["unlike"] < 1e-5
+    assert result["copied"] == 0
+    assert result["saved"] == result["state"] - 1, "the counter of steps lies in the CPU's memory"
+    assert {reason for _, reason in result["elsewhere"]} == {"its kernel there takes no int64", REFUSES}
+    messages = [record.message for record in caplog.records if "nodes on WebGpu" in record.message]
+    assert len(messages) == 1
 
 
 def test_a_function_on_webgpu_sees_what_it_is_fed(webgpu: str, rng: np.random.Generator) -> None:

@@ -184,12 +184,12 @@ def test_threads_wait_for_one_another(webgpu: str, rng: np.random.Generator) -> 
         '<ir_version: 10, opset_import: ["": 18]> g (float[3] x) => (float e) '
         "{ c = Mul (x, x) e = ReduceSum <keepdims = 0> (c) }"
     ), ["x"], device=webgpu)  # fmt: skip
-    found: list[list[float]] = []
+    losses: list[list[float]] = []
 
     def work() -> None:
         for _ in range(2):
             there = ob.Trainer(graph, device=webgpu)
-            found.append([there.step(batch) for batch in given])
+            losses.append([there.step(batch) for batch in given])
             there.evaluate(given[0])
             np.testing.assert_allclose(product(np.arange(3.0))[1], [0, 2, 4])
 
@@ -198,8 +198,8 @@ def test_threads_wait_for_one_another(webgpu: str, rng: np.random.Generator) -> 
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 6
-    np.testing.assert_allclose(found, [expected] * 6, atol=WITHIN)
+    assert len(losses) == 6
+    np.testing.assert_allclose(losses, [expected] * 6, atol=WITHIN)
 
 
 @pytest.mark.parametrize("optimizer", ["lion", ob.optimizers.AdamW(accumulate=2)])
@@ -224,11 +224,11 @@ def test_what_is_no_number_is_not_measured(device: str, rng: np.random.Generator
     (batch,) = points(rng, 6)
     bad = {**batch, "x": batch["x"].copy()}
     bad["x"][2, 1] = np.nan
-    said = r"(WebGpu|CUDA|CPU) may lose what is no number"
+    pattern = r"(WebGpu|CUDA|CPU) may lose what is no number"
     there = ob.Trainer(perceptron(rng), device=device)
-    with pytest.raises(FloatingPointError, match=rf"{said}: 'x' holds nan at \(2, 1\)"):
+    with pytest.raises(FloatingPointError, match=rf"{pattern}: 'x' holds nan at \(2, 1\)"):
         there.predict(bad)
-    with pytest.raises(FloatingPointError, match=rf"{said}: .*row 2 of the data of the evaluation"):
+    with pytest.raises(FloatingPointError, match=rf"{pattern}: .*row 2 of the data of the evaluation"):
         there.evaluate(ob.Batches(bad, 6, shuffle=False))
     graph = perceptron(rng, MASKS)
     ours, there = ob.Trainer(graph, kernels="onnx"), ob.Trainer(graph, device=device)

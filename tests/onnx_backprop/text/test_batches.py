@@ -51,11 +51,11 @@ def test_packed_rows_hold_every_example_once_and_teach_none_its_first_token() ->
     batches = TextBatches(examples, 99, length=10, pack=True, shuffle=False)
     (batch,) = batches
     assert len(batch["input_ids"]) == 4  # 39 tokens in rows of 10
-    found = batch["input_ids"][batch["attention_mask"] == 1]
-    assert sorted(found) == sorted(np.concatenate([ids for ids, _ in examples]))
+    unpadded = batch["input_ids"][batch["attention_mask"] == 1]
+    assert sorted(unpadded) == sorted(np.concatenate([ids for ids, _ in examples]))
     at = batch["attention_mask"] == 1
-    np.testing.assert_array_equal(batch["position_ids"][at], found % 100)
-    np.testing.assert_array_equal(batch["labels"][at], np.where(found % 100 == 0, IGNORED, found))
+    np.testing.assert_array_equal(batch["position_ids"][at], unpadded % 100)
+    np.testing.assert_array_equal(batch["labels"][at], np.where(unpadded % 100 == 0, IGNORED, unpadded))
     assert batches.learned == sum(sizes) - len(sizes) == int((batch["labels"] != IGNORED).sum())
 
 

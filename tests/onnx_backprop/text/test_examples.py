@@ -26,13 +26,13 @@ def read(tmp_path: Path, tokenizer: Tokenizer, *examples: Any, **options: Any) -
     """Each example as its whole text, special tokens too, and the text that is learned."""
     file = tmp_path / "data.jsonl"
     file.write_text("\n\n".join(e if isinstance(e, str) else json.dumps(e) for e in examples) + "\n", "utf-8")
-    found = read_examples(file, tokenizer, **options)
+    parsed = read_examples(file, tokenizer, **options)
     decode = tokenizers.Tokenizer.from_file(str(FOLDER / "tokenizer.json")).decode
-    for ids, labels in found:
+    for ids, labels in parsed:
         assert ((labels == ids) | (labels == IGNORED)).all()
     return [
         (decode(list(ids), skip_special_tokens=False), decode(list(ids[labels != IGNORED]), skip_special_tokens=False))
-        for ids, labels in found
+        for ids, labels in parsed
     ]
 
 
@@ -147,7 +147,7 @@ def test_a_template_that_drops_earlier_answers_learns_the_last(tmp_path: Path, t
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("{'text': 'x'}", r'line 3: expected \{"text": …\}, .*, got no JSON'),
         ('["x"]', r"line 3: expected .*, got list"),
@@ -174,8 +174,8 @@ def test_a_template_that_drops_earlier_answers_learns_the_last(tmp_path: Path, t
         ('{"messages": [], "text": "x"}', r"line 3: expected .*, got 'messages', 'text' in one line"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, tokenizer: Tokenizer, line: str, said: str) -> None:
-    with pytest.raises(ob.InvalidArgumentError, match=said):
+def test_a_bad_line_is_named(tmp_path: Path, tokenizer: Tokenizer, line: str, message: str) -> None:
+    with pytest.raises(ob.InvalidArgumentError, match=message):
         read(tmp_path, tokenizer, {"text": "x"}, line)
 
 

@@ -151,8 +151,8 @@ def test_an_embedding_that_shares_the_integers_of_the_head() -> None:
 
 
 def test_where_the_model_is(tmp_path: Path) -> None:
-    found = ModelFolder(FOLDER)
-    assert (found.path, found.model, found.context) == (FOLDER, FOLDER / "model.onnx", 128)
+    folder = ModelFolder(FOLDER)
+    assert (folder.path, folder.model, folder.context) == (FOLDER, FOLDER / "model.onnx", 128)
     assert ModelFolder(FOLDER / "model.onnx").path == FOLDER
     with pytest.raises(
         ob.InvalidArgumentError, match=r"expected genai_config.json or one .onnx file, got no .onnx file"
@@ -184,7 +184,7 @@ def test_the_folder_of_the_model_is_not_replaced() -> None:
 @pytest.mark.filterwarnings("ignore::onnx_backprop.OnnxBackpropWarning")  # that the file is a decoder
 def test_a_budget_of_memory_counts_an_input_with_a_default() -> None:
     adapted = ob.lora(FOLDER / "model.onnx", MATRICES, rank=2)
-    found = []
+    results = []
     for more in ({}, {"memory": "70%", "lengths": {"batch_size": 2, "sequence_length": 16}}):
         graph = ob.training_graph(
             adapted.model, loss="next_token", trainable=adapted.trainable, optimizer="sgd", **more
@@ -192,9 +192,9 @@ def test_a_budget_of_memory_counts_an_input_with_a_default() -> None:
         trainer = ob.Trainer(graph, learning_rate=1.0)
         ids = np.arange(5, 37).reshape(2, 16)
         trainer.step(input_ids=ids, labels=ids)
-        found.append(trainer.parameters())
-    for name, value in found[0].items():
-        np.testing.assert_allclose(value, found[1][name], rtol=1e-5, atol=1e-7)
+        results.append(trainer.parameters())
+    for name, value in results[0].items():
+        np.testing.assert_allclose(value, results[1][name], rtol=1e-5, atol=1e-7)
     assert "run again" in graph.summary()
 
 

@@ -17,7 +17,7 @@ PAGE = (
 )
 
 
-def said(folder: Path, prompt: str, adapter: Path | None = None) -> str:
+def generated(folder: Path, prompt: str, adapter: Path | None = None) -> str:
     """What greedy search says behind a prompt."""
     model = og.Model(str(folder))
     tokenizer = og.Tokenizer(model)
@@ -48,9 +48,9 @@ def test_genai_says_what_was_learned(tmp_path: Path, capfd: pytest.CaptureFixtur
     )
     adapter = tmp_path / "out" / "adapter.onnx_adapter"
     question = "<|im_start|>user\nWhat is it?<|im_end|>\n<|im_start|>assistant\n"
-    assert said(tmp_path / "out", PAGE[:33], adapter) == PAGE[33:]
-    assert said(tmp_path / "out", question, adapter) == "A format."
-    assert said(tmp_path / "merged", PAGE[:33]) == PAGE[33:]
-    base = said(FOLDER, PAGE[:33])
+    assert generated(tmp_path / "out", PAGE[:33], adapter) == PAGE[33:]
+    assert generated(tmp_path / "out", question, adapter) == "A format."
+    assert generated(tmp_path / "merged", PAGE[:33]) == PAGE[33:]
+    base = generated(FOLDER, PAGE[:33])
     assert base[:20] != PAGE[33:53]
-    assert said(tmp_path / "out", PAGE[:33]) == base, "without the adapter it is the model that came"
+    assert generated(tmp_path / "out", PAGE[:33]) == base, "without the adapter it is the model that came"

@@ -115,10 +115,10 @@ def test_lines(tmp_path: Path) -> None:
     chat = {"prompt": [{"role": "user", "content": "x"}]}
     chat |= {name: [{"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
     file.write_text("\n".join(map(json.dumps, [{"prompt": "a", "chosen": "b", "rejected": "c"}, chat])))
-    found = [
+    texts = [
         [tokenizer.decode(one.labels[one.labels != IGNORED]) for one in pair] for pair in read_pairs(file, tokenizer)
     ]
-    assert found == [["b", "c"], ["chosen\n", "rejected\n"]]
+    assert texts == [["b", "c"], ["chosen\n", "rejected\n"]]
     file.write_text('{"prompt": "a", "chosen": "b"}')
     with pytest.raises(ob.InvalidArgumentError, match=r"line 1: expected \{\"prompt\": …, \"chosen\""):
         read_pairs(file, tokenizer)

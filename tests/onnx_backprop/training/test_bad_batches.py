@@ -60,18 +60,18 @@ def trainer(**more: Any) -> ob.Trainer:
 @pytest.mark.parametrize("precision", [None, "fp16"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_step_and_evaluate(fault: str, precision: str | None) -> None:
-    (batch, said), it = FAULTS[fault], trainer(precision=precision)
+    (batch, message), it = FAULTS[fault], trainer(precision=precision)
     before = it.state()
-    with pytest.raises(FloatingPointError, match=re.escape("in step 1: " + said)) as raised:
+    with pytest.raises(FloatingPointError, match=re.escape("in step 1: " + message)) as raised:
         it.step(batch)
     assert str(raised.value).startswith("the loss is nan")
-    with pytest.raises(FloatingPointError, match=re.escape("the loss is nan: " + said)):
+    with pytest.raises(FloatingPointError, match=re.escape("the loss is nan: " + message)):
         it.evaluate(batch)
     if fault == "ignored":  # it weighs nothing among others
         assert it.evaluate([data(), batch]) == it.evaluate([data()])
     else:
         with pytest.raises(
-            FloatingPointError, match=re.escape("in batch 1 of the evaluation the loss is nan: " + said)
+            FloatingPointError, match=re.escape("in batch 1 of the evaluation the loss is nan: " + message)
         ):
             it.evaluate([data(), batch])
     after = it.state()

@@ -23,8 +23,8 @@ callbacks = ob.callbacks
 
 def scripted(values: list[float], better: str | None = "lower") -> Any:
     """A metric that has these values, epoch after epoch."""
-    told = iter(values)
-    return {"told": ob.metrics.Function(function=lambda *_: next(told), better=better)}
+    script = iter(values)
+    return {"told": ob.metrics.Function(function=lambda *_: next(script), better=better)}
 
 
 def fitted(values: list[float], *calls: Any, epochs: int = 9, trainer: ob.Trainer | None = None, **options: Any) -> Any:
@@ -132,26 +132,26 @@ def test_the_search_for_a_rate_leaves_no_trace(tmp_path: Path) -> None:
     for trainer in (plain, searched):
         trainer.fit(batches(), 1, progress=False)
     before = searched.state()
-    found = searched.find_learning_rate(batches(), 1e-5, 10.0, steps=30, plot=tmp_path / "rates.png")
+    search = searched.find_learning_rate(batches(), 1e-5, 10.0, steps=30, plot=tmp_path / "rates.png")
     np.testing.assert_equal(searched.state(), before)
     assert (searched.steps, searched.losses.points) == (plain.steps, plain.losses.points)
     assert (searched.learning_rate, searched.epoch, searched.batch, searched.read) == (1e-3, 1, 0, plain.read)
     one, other = (trainer.fit(batches(), 2, progress=False) for trainer in (plain, searched))
     assert [r.loss for r in one] == [r.loss for r in other]
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
-    assert "learning rate (logarithmic)" in found._repr_html_()
-    ratios = [b[0] / a[0] for a, b in itertools.pairwise(found.points)]
+    assert "learning rate (logarithmic)" in search._repr_html_()
+    ratios = [b[0] / a[0] for a, b in itertools.pairwise(search.points)]
     np.testing.assert_allclose(ratios, (10 / 1e-5) ** (1 / 29))
-    assert 1e-5 < found.suggestion < 10
+    assert 1e-5 < search.suggestion < 10
 
 
 def test_the_suggested_rate_is_where_the_loss_falls() -> None:
     """Of (s · x - t)², x = 1: rates that move s to t in some steps are between those that do nothing and too large."""
     x = np.ones((4, 3), np.float32)
     trainer = plain_trainer("N, 3", "mse")
-    found = trainer.find_learning_rate([{"x": x, "target": 3 * x}], 1e-6, 100.0, steps=60)
-    assert 1e-2 < found.suggestion < 1.0
-    assert found.points[-1][0] < 100.0  # it ended where the loss grew
+    search = trainer.find_learning_rate([{"x": x, "target": 3 * x}], 1e-6, 100.0, steps=60)
+    assert 1e-2 < search.suggestion < 1.0
+    assert search.points[-1][0] < 100.0  # it ended where the loss grew
     with pytest.raises(ob.InvalidArgumentError, match="Begin lower"):
         trainer.find_learning_rate([{"x": x, "target": 3 * x}], 1e30, 1e37)
     for arguments, message in (((1.0, 0.1), "expected 0 < lowest < highest"), ((0.0, 0.1), "expected 0 < lowest")):

@@ -36,7 +36,7 @@ def trainers() -> tuple[ob.Trainer, ob.Trainer]:
     return ob.Trainer(graph), ob.Trainer(graph)
 
 
-def said(path: Path, trainer: ob.Trainer) -> Snapshot:
+def contents(path: Path, trainer: ob.Trainer) -> Snapshot:
     """What a checkpoint says, read by safetensors and json alone."""
     tensors = safetensors.numpy.load_file(path)
     with safetensors.safe_open(path, "np") as file:
@@ -73,7 +73,7 @@ def test_damaged_at_random(tmp_path: Path, trainers: tuple[ob.Trainer, ob.Traine
         except Exception as e:
             raise AssertionError(where) from e
         loaded += 1
-        assert snapshot(trainer) == said(path, trainer), where
+        assert snapshot(trainer) == contents(path, trainer), where
         twin.set_state(trainer.state())
         twin.learning_rate = trainer.learning_rate
         with np.errstate(over="ignore"):

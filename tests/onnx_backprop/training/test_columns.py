@@ -67,12 +67,12 @@ def test_rows_are_those_of_the_columns(rng: np.random.Generator, tmp_path: Path,
     given = arrays(rng)
     for n, (start, end) in enumerate(itertools.pairwise((0, 9, 9, 16, ROWS))):
         write(tmp_path / f"part{n}{suffix}", table_of({name: array[start:end] for name, array in given.items()}))
-    found = read_rows(tmp_path)
-    assert {*found} == {*given, "text"}
+    rows = read_rows(tmp_path)
+    assert {*rows} == {*given, "text"}
     for name, array in given.items():
-        assert (found[name].shape, found[name].dtype) == (array.shape, array.dtype)
+        assert (rows[name].shape, rows[name].dtype) == (array.shape, array.dtype)
         for wanted in ([22, 0, 4, 3, 22], slice(2, 20, 3), []):
-            np.testing.assert_array_equal(found[name][wanted], array[wanted])
+            np.testing.assert_array_equal(rows[name][wanted], array[wanted])
     write(tmp_path / f"one{suffix}", table_of(given))
     np.testing.assert_array_equal(read_rows(tmp_path / f"one{suffix}")["lists"][:], given["lists"])
 
@@ -106,8 +106,8 @@ def test_batches_mix_blocks_and_ranks_read_their_own(
         return decode(self, name, n)
 
     def loader(**more: Any) -> ob.Batches:
-        found = read_rows(tmp_path / "a.parquet")
-        result = ob.Batches({name: found[name] for name in given}, size, seed=5, **more)
+        stored = read_rows(tmp_path / "a.parquet")
+        result = ob.Batches({name: stored[name] for name in given}, size, seed=5, **more)
         decoded.clear()
         return result
 
@@ -125,7 +125,7 @@ def test_batches_mix_blocks_and_ranks_read_their_own(
         assert len({*decoded}) <= rows // block // 4 + 2
     for n, batch in enumerate(alone):
         for name, array in batch.items():
-            np.testing.assert_array_equal(np.concatenate([own[n][name] for own in shards]), array)
+            np.testing.assert_array_equal(np.concatenate([shard[n][name] for shard in shards]), array)
     in_order = [batch["labels"] for batch in loader(shuffle=False)]
     np.testing.assert_array_equal(np.concatenate(in_order), given["labels"])
 
@@ -156,8 +156,8 @@ def test_training_resumes_in_the_middle_of_an_epoch(rng: np.random.Generator, tm
         trainer = ob.Trainer(graph, kernels="onnx", learning_rate=0.1, communicator=communicator)
         if resume:
             trainer.load(path)
-        found = read_rows(tmp_path / "a.parquet")
-        loader = ob.Batches({name: found[name] for name in tensors}, 5, seed=1)
+        stored = read_rows(tmp_path / "a.parquet")
+        loader = ob.Batches({name: stored[name] for name in tensors}, 5, seed=1)
         trainer.fit(loader, 2, callbacks=[lambda _, record: record.step == stop], checkpoint=path)
         return trainer.state()
 

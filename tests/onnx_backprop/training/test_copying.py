@@ -68,8 +68,8 @@ def test_a_function_goes_to_other_processes() -> None:
     points = np.random.default_rng(0).standard_normal((6, 3))
     expected = [f(x) for x in points]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        found = pool.map(f, points)
-    for (y, gradient), (value, slope) in zip(expected, found, strict=True):
+        results = pool.map(f, points)
+    for (y, gradient), (value, slope) in zip(expected, results, strict=True):
         assert y == value
         np.testing.assert_array_equal(gradient, slope)
     np.testing.assert_array_equal(pickled(f).hvp(points[0], points[1]), f.hvp(points[0], points[1]))

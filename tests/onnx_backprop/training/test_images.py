@@ -257,9 +257,9 @@ def test_a_folder_on_the_command_line(folder: Path, tmp_path: Path, capsys: pyte
     held_out = tmp_path / "held out"  # has the second class alone
     shutil.copytree(folder / "red", held_out / "red")
     assert main([*where, *options, *more, "--evaluation", str(held_out), "--metrics", "accuracy"]) == 0
-    said = capsys.readouterr().out
-    assert "image uint8 6×3×4×4" in said
-    assert "-> 1\n" in said[said.index("accuracy:") :]
+    printed = capsys.readouterr().out
+    assert "image uint8 6×3×4×4" in printed
+    assert "-> 1\n" in printed[printed.index("accuracy:") :]
     trained = ob.session(tmp_path / "out.onnx")
     pixels = ob.image_folder(folder, (4, 4))["x"][:].astype(np.float32) / 255
     assert np.asarray(trained.run(None, {"image": pixels})[0]).argmax(1).tolist() == [0, 0, 0, 1, 1, 1]

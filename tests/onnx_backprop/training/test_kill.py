@@ -41,7 +41,7 @@ def started(mode: str, *folders: Path) -> Forked:
     return Forked(killed_training.main, mode, EPOCHS, list(folders))
 
 
-def made(folder: Path) -> Path:
+def make(folder: Path) -> Path:
     folder.mkdir()
     return folder
 
@@ -133,9 +133,9 @@ def test_two_processes_contend_for_a_checkpoint(tmp_path: Path, reference: Refer
             process.send_signal(signal.SIGCONT)
         wait_for(lambda: all(process.poll() is not None for process in processes), look)
         assert [process.returncode for process in processes] == [0, 0]
-    made_by_both = len(lines(tmp_path / "losses"))
+    steps_of_both = len(lines(tmp_path / "losses"))
     assert started("fit", tmp_path).wait() == 0
-    repeated = reference.check_end(tmp_path, kills if mode == "fit" else made_by_both)
+    repeated = reference.check_end(tmp_path, kills if mode == "fit" else steps_of_both)
     print(
         f"\n2 processes, {mode}: {kills} kills, {seen.total()} reads of {len(seen)} checkpoints, all whole; "
         f"{len(reference.losses)} steps, {repeated} gone through again"
@@ -144,7 +144,7 @@ def test_two_processes_contend_for_a_checkpoint(tmp_path: Path, reference: Refer
 
 def test_four_trainings_in_four_threads(tmp_path: Path, reference: Reference) -> None:
     """Killed, terminated and stopped while all of them write."""
-    rng, folders, codes = np.random.default_rng(SEED), [made(tmp_path / str(n)) for n in range(THREADS)], Counter[int]()
+    rng, folders, codes = np.random.default_rng(SEED), [make(tmp_path / str(n)) for n in range(THREADS)], Counter[int]()
     for number in (signal.SIGTERM, signal.SIGKILL) * -(-KILLS // 6):
         with started("fit", *folders) as process:
             try:
@@ -169,7 +169,7 @@ def test_four_trainings_in_four_threads(tmp_path: Path, reference: Reference) ->
 
 def test_a_disk_that_is_full_every_other_moment(tmp_path: Path, reference: Reference) -> None:
     """Trainings in four threads go on from memory once there is room."""
-    folders = [made(tmp_path / str(n)) for n in range(THREADS)]
+    folders = [make(tmp_path / str(n)) for n in range(THREADS)]
     assert started("full", *folders).wait() == 0
     failures = [int((folder / "failures").read_text()) for folder in folders]
     assert sum(failures) > 0

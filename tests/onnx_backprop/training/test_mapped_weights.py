@@ -220,10 +220,10 @@ def test_floats_of_packed_weights_are_computed_when_they_are_written(
     expected = results(onnx.load(path))
     assert [is_reference(model) for model in results(path)] == [[False]] * 3, "so that onnx.save writes all of them"
     monkeypatch.setattr(mapped, "PROTO_LIMIT", 10_000)
-    found = results(path)
-    assert [is_reference(model) for model in found] == [[True], [True], [False]]
+    models = results(path)
+    assert [is_reference(model) for model in models] == [[True], [True], [False]]
     written: dict[str, Array] = {}
-    for n, (one, other) in enumerate(zip(found, expected, strict=True)):
+    for n, (one, other) in enumerate(zip(models, expected, strict=True)):
         ob.save_model(one, tmp_path / f"{n}.onnx")
         written, theirs = (
             {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
@@ -294,10 +294,10 @@ def test_damaged_files_are_refused(
 ) -> None:
     monkeypatch.setattr(mapped, "LEAST_MAPPED", least)
     path = beside(tmp_path)
-    told = damage(path)
+    message = damage(path)
     path = path.parent / "inner" / path.name if damage is outside else path
     for door in (lambda p: ob.lora(p, ["w*"], rank=2), ob.explain_gradients, ob.session):
-        with pytest.raises((ob.InvalidModelError, ob.OnnxBackpropError), match=told):
+        with pytest.raises((ob.InvalidModelError, ob.OnnxBackpropError), match=message):
             door(path)
 
 

@@ -84,15 +84,15 @@ def test_updates_in_mixed_precision_still_lie_in_memory_once() -> None:
 
 
 def test_the_file_alone_does_what_the_trainer_does() -> None:
-    made = graph(AdamW())
-    trainer = ob.Trainer(made, learning_rate=0.01, kernels=None)
+    mixed = graph(AdamW())
+    trainer = ob.Trainer(mixed, learning_rate=0.01, kernels=None)
     trainer.set_state({LOSS_SCALE: np.float32(2.0**120)})
-    session = onnxruntime.InferenceSession(made.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(mixed.model.SerializeToString(), providers=["CPUExecutionProvider"])
     state, batch = trainer.state(), data()
     for _ in range(2):
         feeds = {**state, "x": batch["x"], "labels": batch["labels"], "learning_rate": np.array(0.01, np.float32)}
         copies = {name: np.array(value) for name, value in feeds.items()}
-        state = dict(zip(state, session.run([made.updates[name] for name in state], copies), strict=True))
+        state = dict(zip(state, session.run([mixed.updates[name] for name in state], copies), strict=True))
     trained(trainer, 2)
     for name, value in trainer.state().items():
         np.testing.assert_array_equal(state[name], value, err_msg=name)
@@ -126,8 +126,8 @@ def test_a_loss_that_is_not_finite_is_no_skipped_step() -> None:
 
 def test_gradients_that_no_scale_keeps_finite_end_the_training() -> None:
     model = product("r = Sqrt(h) y = Mul(r, zero)", zero=np.zeros((1, 2)))  # 0 · ∞
-    made = ob.training_graph(model, loss="mse", optimizer="sgd", precision="fp16", trainable=["w"])
-    trainer = ob.Trainer(made)
+    mixed = ob.training_graph(model, loss="mse", optimizer="sgd", precision="fp16", trainable=["w"])
+    trainer = ob.Trainer(mixed)
     x = np.ones((3, 2), np.float32)
     for _ in range(28):
         trainer.step(x=x, target=x)
@@ -164,17 +164,17 @@ def test_the_loss_reached_is_that_of_float32(precision: str, tmp_path: Path) -> 
     losses: dict[str | None, float] = {}
     x = np.random.default_rng(4).standard_normal((4, 1, 16, 16)).astype(np.float32)
     for chosen in (None, precision):
-        made = ob.training_graph(unet_resize.build(features=4), loss="mse", optimizer="adamw", precision=chosen)
-        trainer = ob.Trainer(made, learning_rate=3e-3)
+        mixed = ob.training_graph(unet_resize.build(features=4), loss="mse", optimizer="adamw", precision=chosen)
+        trainer = ob.Trainer(mixed, learning_rate=3e-3)
         for _ in range(60):
-            trainer.step({made.inputs[0]: x, "target": np.tanh(x)})
-        losses[chosen] = trainer.evaluate({made.inputs[0]: x, "target": np.tanh(x)})
+            trainer.step({mixed.inputs[0]: x, "target": np.tanh(x)})
+        losses[chosen] = trainer.evaluate({mixed.inputs[0]: x, "target": np.tanh(x)})
         trainer.export(tmp_path / f"{chosen}.onnx")
-    first = ob.Trainer(made).evaluate({made.inputs[0]: x, "target": np.tanh(x)})
+    first = ob.Trainer(mixed).evaluate({mixed.inputs[0]: x, "target": np.tanh(x)})
     assert losses[None] < first / 3
     assert abs(losses[precision] - losses[None]) < 0.05 * losses[None]
     session = onnxruntime.InferenceSession(tmp_path / f"{precision}.onnx")
-    y = np.asarray(session.run(None, {made.inputs[0]: x})[0])
+    y = np.asarray(session.run(None, {mixed.inputs[0]: x})[0])
     assert y.dtype == np.float32
     np.testing.assert_allclose(((y - np.tanh(x)) ** 2).mean(), losses[precision], rtol=1e-5)
 

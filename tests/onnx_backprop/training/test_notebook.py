@@ -88,13 +88,13 @@ def test_a_profile_has_the_names_of_the_graph() -> None:
     """Bodies that onnxruntime writes out, `_inlfunc_…`, count for the nodes that call them."""
     graph = training()
     trainer = ob.Trainer(graph, kernels="onnx")
-    found = profile(trainer, data(20), steps=2)
+    report = profile(trainer, data(20), steps=2)
     named = {node.name for node in graph.model.graph.node}
-    assert not any("_inlfunc_" in t.name for t in found.nodes)
+    assert not any("_inlfunc_" in t.name for t in report.nodes)
     functions = {node.name for node in graph.model.graph.node if node.domain}
-    assert functions & {t.name for t in found.nodes} == functions
-    assert sum(t.name in named for t in found.nodes) >= 0.9 * len(found.nodes)  # all but what onnxruntime writes out
-    for timings in (found.nodes, found.operators):
+    assert functions & {t.name for t in report.nodes} == functions
+    assert sum(t.name in named for t in report.nodes) >= 0.9 * len(report.nodes)  # all but what onnxruntime writes out
+    for timings in (report.nodes, report.operators):
         assert sum(t.share for t in timings) == 1 or abs(sum(t.share for t in timings) - 1) < 1e-9
         assert all(t.milliseconds >= 0 for t in timings)
 

@@ -18,15 +18,15 @@ def test_every_text_is_in_one_row_as_it_was(case: int) -> None:
     packed = ob.pack(texts, length, labels=answers, pad=0)
     rows = len(packed["input_ids"])
     assert all(array.shape == (rows, length) and array.dtype == np.int64 for array in packed.values())
-    found = []
+    pairs = []
     for row in range(rows):
         for segment in range(1, packed["segment_ids"][row].max() + 1):
             at = np.flatnonzero(packed["segment_ids"][row] == segment)
             assert (np.diff(at) == 1).all()
             assert packed["position_ids"][row, at].tolist() == list(range(len(at)))
             assert packed["labels"][row, at[0]] == -100
-            found.append((packed["input_ids"][row, at].tolist(), packed["labels"][row, at[1:]].tolist()))
-    assert sorted(found) == sorted((text, answer[1:]) for text, answer in zip(texts, answers, strict=True))
+            pairs.append((packed["input_ids"][row, at].tolist(), packed["labels"][row, at[1:]].tolist()))
+    assert sorted(pairs) == sorted((text, answer[1:]) for text, answer in zip(texts, answers, strict=True))
     rest = packed["segment_ids"] == 0
     assert not packed["attention_mask"][rest].any()
     assert packed["attention_mask"].sum() == sum(map(len, texts))
@@ -87,7 +87,7 @@ def test_a_packed_loss_is_that_of_the_texts_alone(rng) -> None:
         values = rng.standard_normal(shape, np.float32)
         model.graph.initializer.append(numpy_helper.from_array(values, name))
     texts = [rng.integers(0, classes, n).tolist() for n in (5, 3, 6, 2, 4)]
-    found = []
+    totals = []
     for length, rows in ((8, 0), (8, 3), (6, 0)):
         parts = [texts] if length == 8 else [[text] for text in texts]
         graph = ob.training_graph(
@@ -102,7 +102,7 @@ def test_a_packed_loss_is_that_of_the_texts_alone(rng) -> None:
                 [graph.loss, *graph.parameters.values()], feeds | {"bias": ob.packed_bias(packed["segment_ids"])}
             )
             sums = [np.add(a, b) for a, b in zip(sums, got, strict=True)] if sums else got
-        found.append(sums)
-    for other in found[:2]:
-        for a, b in zip(other, found[2], strict=True):
+        totals.append(sums)
+    for other in totals[:2]:
+        for a, b in zip(other, totals[2], strict=True):
             np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=1e-5)

@@ -37,15 +37,15 @@ def test_rows_are_those_of_the_arrays(rng: np.random.Generator, tmp_path: Path, 
             np.save(tmp_path / f"{name}.{n}.npy", array)
     for name, array in (whole if kind == "npy" else {}).items():
         np.save(tmp_path / f"{name}.npy", array)
-    found = read_folder(tmp_path, what="--data")
+    rows = read_folder(tmp_path, what="--data")
     for name, array in whole.items():
-        assert (found[name].shape, found[name].dtype) == (array.shape, array.dtype)
-        np.testing.assert_array_equal(found[name][[22, 0, 4, 3, 22]], array[[22, 0, 4, 3, 22]])
-        np.testing.assert_array_equal(found[name][2:20:3], array[2:20:3])
-        assert found[name][[]].shape == (0, *array.shape[1:])
+        assert (rows[name].shape, rows[name].dtype) == (array.shape, array.dtype)
+        np.testing.assert_array_equal(rows[name][[22, 0, 4, 3, 22]], array[[22, 0, 4, 3, 22]])
+        np.testing.assert_array_equal(rows[name][2:20:3], array[2:20:3])
+        assert rows[name][[]].shape == (0, *array.shape[1:])
         with pytest.raises(IndexError, match=re.escape("expected 0 … 22")):
-            found[name][[23]]
-    stored, held = ob.Batches(found, 5, seed=7), ob.Batches(whole, 5, seed=7)
+            rows[name][[23]]
+    stored, held = ob.Batches(rows, 5, seed=7), ob.Batches(whole, 5, seed=7)
     for got, expected in zip(stored.since(2), list(held)[2:], strict=True):
         for name in whole:
             np.testing.assert_array_equal(got[name], expected[name])

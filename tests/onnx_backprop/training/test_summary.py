@@ -31,23 +31,23 @@ def network() -> ob.TrainingGraph:
 def test_a_summary_counts_layers(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = ob.Trainer(network(), kernels="onnx")
     x, target = np.ones((5, 2, 8, 6), np.float32), np.ones((5, 3), np.float32)
-    found = trainer.summary(x=x, target=target)
-    conv, gemm = found.layers.layers
+    summary = trainer.summary(x=x, target=target)
+    conv, gemm = summary.layers.layers
     assert (conv.operator, conv.shape, conv.parameters, conv.trained) == ("Conv", (5, 4, 8, 6), 4 * 2 * 9 + 4, 0)
     assert (gemm.operator, gemm.shape, gemm.parameters, gemm.trained) == ("Gemm", (5, 3), 15, 15)
     assert conv.operations == 2 * (5 * 4 * 8 * 6) * (2 * 9)
     assert gemm.operations == 2 * (5 * 3) * 4
-    assert found.layers.weights == 4 * 15
-    assert found.layers.state == 2 * 4 * 15 + 8  # two moments, and the number of updates
+    assert summary.layers.weights == 4 * 15
+    assert summary.layers.state == 2 * 4 * 15 + 8  # two moments, and the number of updates
     # of the head: its input, one view of the pool's output, and the difference that the loss squares
-    assert found.layers.activations == 4 * (5 * 4 + 5 * 3)
-    text = str(found)
+    assert summary.layers.activations == 4 * (5 * 4 + 5 * 3)
+    text = str(summary)
     assert "76 (0 trained)" in text
     assert "parameters: 91, 15 trained" in text
     assert "batch: x 5×2×8×6, target 5×3" in text
-    assert found._repr_html_().count("<tr>") >= 3
-    assert "… and 1 more" in found.text(1)
-    assert trainer.summary(x, target).facts == found.facts
+    assert summary._repr_html_().count("<tr>") >= 3
+    assert "… and 1 more" in summary.text(1)
+    assert trainer.summary(x, target).facts == summary.facts
     trainer.step(x=x, target=target)
     assert "loss: " in str(trainer.summary())
     assert "batch: every length that is open is 1" in str(trainer.summary())
@@ -61,12 +61,12 @@ def test_a_line_an_epoch_and_one_a_minute(caplog: pytest.LogCaptureFixture, monk
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with caplog.at_level(logging.INFO, "onnx_backprop"):
-        told = progress.Progress(None, batches(), 2, SimpleNamespace(steps=0))
+        display = progress.Progress(None, batches(), 2, SimpleNamespace(steps=0))
         for n in range(18):
             now[0] += 25.0
             metrics = {"accuracy": 0.5, "each": [0.1, 0.2]} if n % 9 == 8 else {}
             record = Record(n, n // 9, 2.0, 0.1, 25.0, 1.5 if metrics else None, None, metrics)
-            told.show(record, ends_epoch=n % 9 == 8)
+            display.show(record, ends_epoch=n % 9 == 8)
     inside = [f"epoch {e}/2, step {n} of 18: loss 2" for e, n in ((1, 3), (1, 6), (2, 12), (2, 15))]
     ends = [f"epoch {n}/2: loss 2, evaluation 1.5, accuracy 0.5, learning rate 0.1, 225 s" for n in (1, 2)]
     # behind the third step of an epoch 75 s are over
@@ -78,11 +78,11 @@ def test_fit_logs_its_outcome(caplog: pytest.LogCaptureFixture, capsys: pytest.C
     with caplog.at_level(logging.INFO, "onnx_backprop"):
         trainer = ob.Trainer(training())
         records = trainer.fit(batches(), 2, evaluation=batches(), metrics="accuracy", progress=True)
-    said = [r.message for r in caplog.records if not r.message.startswith("compil")]  # kernels, where none are kept
-    assert [line.partition(":")[0] for line in said] == ["epoch 1/2", "epoch 2/2", "trained"]
-    assert capsys.readouterr().err.splitlines() == said[:2]
+    messages = [r.message for r in caplog.records if not r.message.startswith("compil")]  # kernels, where none are kept
+    assert [line.partition(":")[0] for line in messages] == ["epoch 1/2", "epoch 2/2", "trained"]
+    assert capsys.readouterr().err.splitlines() == messages[:2]
     assert records.summary().splitlines()[0].startswith("steps: 18 in ")
-    assert f"accuracy {records[-1].metrics['accuracy']:.4g}" in said[1]
+    assert f"accuracy {records[-1].metrics['accuracy']:.4g}" in messages[1]
     fitted(1)
     assert capsys.readouterr().err == ""
 

@@ -26,8 +26,8 @@ def test_tensorboard_shows_every_number_and_histogram(tmp_path: Path) -> None:
     accumulator: Any = import_module("tensorboard.backend.event_processing.event_accumulator")
     board = ob.callbacks.TensorBoard(tmp_path / "runs")
     histograms = ob.callbacks.Histograms(data(10), every=9, to=board)
-    told: list[dict[str, Any]] = []
-    records = trained(board, tmp_path / "log.csv", told.append, callbacks=[histograms])
+    logged: list[dict[str, Any]] = []
+    records = trained(board, tmp_path / "log.csv", logged.append, callbacks=[histograms])
     read = accumulator.EventAccumulator(str(tmp_path / "runs"), {"scalars": 0, "histograms": 0})
     read.Reload()
     scalars = {name: [(event.step, event.value) for event in read.Scalars(name)] for name in read.Tags()["scalars"]}
@@ -38,7 +38,7 @@ def test_tensorboard_shows_every_number_and_histogram(tmp_path: Path) -> None:
     counted = read.Histograms("gradients/w1")
     assert [event.step for event in counted] == [8, 17]
     assert counted[0].histogram_value.num == 4 * 16
-    assert len(told) == 18
+    assert len(logged) == 18
     assert (tmp_path / "log.csv").is_file()
 
 
@@ -60,13 +60,13 @@ def test_mlflow_keeps_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_wandb_gets_numbers_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for its module: the package speaks to a server."""
-    told: list[tuple[int, dict[str, float]]] = []
+    logged: list[tuple[int, dict[str, float]]] = []
     ended: list[bool] = []
-    run = SimpleNamespace(log=lambda values, step: told.append((step, values)), finish=lambda: ended.append(True))
+    run = SimpleNamespace(log=lambda values, step: logged.append((step, values)), finish=lambda: ended.append(True))
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **given: run if given else None))
     records = trained(ob.callbacks.WandB(project="digits"))
-    assert [step for step, _ in told] == list(range(18))
-    assert told[-1][1]["each/1"] == records[-1].metrics["each"][1]
+    assert [step for step, _ in logged] == list(range(18))
+    assert logged[-1][1]["each/1"] == records[-1].metrics["each"][1]
     assert ended == [True]
 
 
@@ -78,8 +78,8 @@ def test_wandb_itself_without_its_server(tmp_path: Path, monkeypatch: pytest.Mon
     records = trained(tracker, callbacks=[histograms])
     (path,) = tmp_path.rglob("run-*.wandb")
     stored = path.read_bytes()  # of records in blocks, whose borders may cut a number
-    found = [json.dumps(r.loss).encode() in stored for r in records]
-    assert sum(found) >= len(records) - 2
+    present = [json.dumps(r.loss).encode() in stored for r in records]
+    assert sum(present) >= len(records) - 2
     assert all(name in stored for name in (b"each/2", b"accuracy", b"gradients/w1", b'"histogram"'))
 
 

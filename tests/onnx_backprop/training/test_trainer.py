@@ -295,7 +295,7 @@ def test_interrupted_at_every_bytecode_of_a_step() -> None:
             raise KeyboardInterrupt
         return trace
 
-    found: set[int] = set()
+    counts: set[int] = set()
     for moment in range(1000):
         trainer.set_state(start)
         left, before = moment, sys.gettrace()
@@ -311,8 +311,8 @@ def test_interrupted_at_every_bytecode_of_a_step() -> None:
         after = next(n for n in (0, 1) if same(trainer.state(), states[n]))
         trainer.step(batch)
         assert same(trainer.state(), states[after + 1]), moment
-        found.add(after)
-    assert found == {0, 1}
+        counts.add(after)
+    assert counts == {0, 1}
     assert entered == codes
 
 

@@ -121,12 +121,12 @@ def test_log_and_plot(tmp_path: Path, name: str) -> None:
 
 def test_a_function_as_log() -> None:
     """It gets what a line of a .jsonl has, as loggers take it."""
-    told: list[dict[str, Any]] = []
-    _, records = fitted(2, log=told.append, evaluation=batches())
+    logs: list[dict[str, Any]] = []
+    _, records = fitted(2, log=logs.append, evaluation=batches())
     plain = [{k: v for k, v in asdict(r).items() if v is not None and k != "metrics"} for r in records]
-    assert [{**values} for values in told] == plain
-    assert {name: "evaluation" in told[n] for n, name in ((7, "inside"), (8, "end"))} == {"inside": False, "end": True}
-    assert all(isinstance(value, int | float) for value in told[-1].values())
+    assert [{**values} for values in logs] == plain
+    assert {name: "evaluation" in logs[n] for n, name in ((7, "inside"), (8, "end"))} == {"inside": False, "end": True}
+    assert all(isinstance(value, int | float) for value in logs[-1].values())
 
 
 @pytest.mark.parametrize(

@@ -152,22 +152,22 @@ def visited(folder: Path) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-def complaints(found: dict, losses: dict[str, list[float]], folder: Path) -> list[str]:
+def complaints(observed: dict, losses: dict[str, list[float]], folder: Path) -> list[str]:
     """What is not as it should be."""
     (_, _), (test_x, test_y) = digits()
-    worst = {n: max(abs(a / b - 1) for a, b in zip(found["losses"][n], losses[n], strict=False)) for n in losses}
+    worst = {n: max(abs(a / b - 1) for a, b in zip(observed["losses"][n], losses[n], strict=False)) for n in losses}
     print("losses beside Python's:", ", ".join(f"{n} {w:.1e}" for n, w in worst.items()))
     trained = folder / "downloads" / "trained.onnx"
     onnx.checker.check_model(onnx.load(trained), full_check=True)
     run = onnxruntime.InferenceSession(trained, providers=["CPUExecutionProvider"]).run
     accuracy = float(np.mean(np.asarray(run(None, {"image": test_x})[0]).argmax(1) == test_y))
-    print(f"downloaded after {found['paused']} steps: {accuracy:.1%} of {len(test_y)} held-out digits")
+    print(f"downloaded after {observed['paused']} steps: {accuracy:.1%} of {len(test_y)} held-out digits")
     says = {
         "readySaid": r"Ready, with 1,400 rows to learn from, on (1 thread|\d threads)\.",
-        "resumedSaid": rf"Going on from step {found['paused']}, .*",
+        "resumedSaid": rf"Going on from step {observed['paused']}, .*",
         "badRate": r"learningRate: expected 0 or more, got -1\.",
         "diverged": r"The training has stopped: the loss of step \d+ is (NaN|-?Infinity): its weights were not taken\. Lower the "
-        rf"learning rate, which is 1e\+30\. It is back at step {found['paused']}, which was kept\.",
+        rf"learning rate, which is 1e\+30\. It is back at step {observed['paused']}, which was kept\.",
         "secondTab": r"This training is open in another tab\. It continues here when .*",
         "lostWorker": r"The browser has ended what trains here, .* Step \d+ and all before it are kept\. Press “Go on”\.",
         "label": r"The training has stopped: 'labels': expected classes 0 … 9, got 11 at \d+\. Number the classes from 0\. "
@@ -178,28 +178,32 @@ def complaints(found: dict, losses: dict[str, list[float]], folder: Path) -> lis
     }
     tests = {
         "losses within 1e-5": max(worst.values()) < 1e-5,
-        "as many losses as steps": {len(found["losses"][n]) for n in CASES} == {STEPS}
-        and {len(found["losses"][f"{n}_webgpu"]) for n in CASES} == {5},
+        "as many losses as steps": {len(observed["losses"][n]) for n in CASES} == {STEPS}
+        and {len(observed["losses"][f"{n}_webgpu"]) for n in CASES} == {5},
         "accuracy of 95 %": accuracy >= 0.95,
-        "threads": found["isolated"],
-        "a reload goes on": found["afterReload"] >= found["beforeReload"] > 10,
-        "a paused training is where it was": found["resumed"] == found["paused"],
-        "pictures": found["pictures"][0].startswith(f"digit.png: class {test_y[0]} (")
-        and found["pictures"][1] == "no-picture.png: the browser cannot read this picture",
-        "no sideways scrolling": found["overflow"] <= 0,
-        "everything has a name": not found["nameless"],
-        "two tabs": found["secondDisabled"] and found["takenOver"][0] == found["takenOver"][1],
-        "a lost worker loses two seconds at most": found["foundAt"] > 0,
-        "anew": found["anew"] == 0,
-        "a wrong label loses nothing": found["labelAfter"] == found["labelKept"],
-        "no memory loses nothing": found["memoryKept"] == found["memoryStood"] >= 1,
+        "threads": observed["isolated"],
+        "a reload goes on": observed["afterReload"] >= observed["beforeReload"] > 10,
+        "a paused training is where it was": observed["resumed"] == observed["paused"],
+        "pictures": observed["pictures"][0].startswith(f"digit.png: class {test_y[0]} (")
+        and observed["pictures"][1] == "no-picture.png: the browser cannot read this picture",
+        "no sideways scrolling": observed["overflow"] <= 0,
+        "everything has a name": not observed["nameless"],
+        "two tabs": observed["secondDisabled"] and observed["takenOver"][0] == observed["takenOver"][1],
+        "a lost worker loses two seconds at most": observed["foundAt"] > 0,
+        "anew": observed["anew"] == 0,
+        "a wrong label loses nothing": observed["labelAfter"] == observed["labelKept"],
+        "no memory loses nothing": observed["memoryKept"] == observed["memoryStood"] >= 1,
         "tables": [bool(re.fullmatch(p, t)) for p, t in zip(
             [r"rows\.csv: row 1: class 0 \(.*", r"answers\.csv: 2 rows, loss [\d.]+, 100\.0 % right",
              r"text\.csv: row 2: expected a number, got “zero”", r"wide\.csv: row 1 has 5 numbers; expected 3, or 4 with.*"],
-            found["tables"], strict=True)] == [True] * 4,
-        "no errors in the page": not found["errors"],
+            observed["tables"], strict=True)] == [True] * 4,
+        "no errors in the page": not observed["errors"],
     }  # fmt: skip
-    wrong = [f"{name}: {found[name]!r}" for name, said in says.items() if not re.fullmatch(said, str(found[name]))]
+    wrong = [
+        f"{name}: {observed[name]!r}"
+        for name, pattern in says.items()
+        if not re.fullmatch(pattern, str(observed[name]))
+    ]
     return wrong + [f"not so: {name}" for name, holds in tests.items() if not holds]
 
 
@@ -211,11 +215,11 @@ def main() -> int:
     parser.add_argument("--folder", default="browser-run", help="(%(default)s)")
     folder = Path(parser.parse_args().folder)
     losses = sites(folder)
-    found = visited(folder)
+    observed = visited(folder)
     page = Image.open(folder / "downloads" / "page-1280.png").convert("RGB").crop((200, 0, 1080, 640))
     page.quantize(48, dither=Image.Dither.NONE).save(folder / "downloads" / "web.png", optimize=True)  # for README.md
-    (folder / "found.json").write_text(json.dumps(found, indent=1, ensure_ascii=False))
-    wrong = complaints(found, losses, folder)
+    (folder / "found.json").write_text(json.dumps(observed, indent=1, ensure_ascii=False))
+    wrong = complaints(observed, losses, folder)
     print(*wrong, sep="\n")
     print(f"{'not ' * bool(wrong)}as it should be; screenshots are in {folder / 'downloads'}: look at them")
     return int(bool(wrong))

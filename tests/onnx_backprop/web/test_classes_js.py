@@ -31,15 +31,15 @@ def test_classes_and_schedules(rng: np.random.Generator, tmp_path: Path) -> None
     abouts = [{"name": name, "steps": 40, "warmup": warmup} for name in (*kinds, "constant") for warmup in (0, 5)]
     cases = {"outputs": outputs, "schedules": [{"about": about, "steps": steps} for about in [*abouts, None]]}
     (tmp_path / "cases.json").write_text(json.dumps(cases))
-    found = json.loads(run("classes.mjs", WEB / "classes.js", tmp_path / "cases.json"))
-    assert found["outputs"] == expected
-    for about, factors in zip(abouts, found["factors"], strict=False):
+    answers = json.loads(run("classes.mjs", WEB / "classes.js", tmp_path / "cases.json"))
+    assert answers["outputs"] == expected
+    for about, factors in zip(abouts, answers["factors"], strict=False):
         plain = kinds[about["name"]](1.0, steps=40) if about["name"] in kinds else schedules.Constant(1.0)
         schedule = schedules.Warmup(plain, steps=5) if about["warmup"] else plain
         np.testing.assert_allclose(factors, [schedule(t) for t in steps], atol=1e-15)
-    assert found["factors"][-1] == [1] * len(steps)
-    assert len({tuple(c) for c in found["colours"]}) == 24
-    assert found["nothing"] == [None, None]
+    assert answers["factors"][-1] == [1] * len(steps)
+    assert len({tuple(c) for c in answers["colours"]}) == 24
+    assert answers["nothing"] == [None, None]
 
 
 @pytest.mark.parametrize(("loss", "axis"), [("softmax_cross_entropy", 1), ("mse", None)])

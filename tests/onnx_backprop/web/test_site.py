@@ -114,7 +114,7 @@ def test_a_site_is_replaced_only_when_asked(files: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said"),
+    ("arrays", "message"),
     [
         ({"labels": np.full(640, 10)}, "--data: 'labels': expected classes 0 … 9, got 10 at (0,). Number the classes"),
         ({"labels": np.full(640, -1)}, "--data: 'labels': expected classes 0 … 9, got -1 at (0,). Number the classes"),
@@ -123,11 +123,11 @@ def test_a_site_is_replaced_only_when_asked(files: Path, capsys: pytest.CaptureF
     ],
 )
 def test_wrong_rows_are_refused(
-    arrays: dict[str, np.ndarray], said: str, files: Path, capsys: pytest.CaptureFixture[str]
+    arrays: dict[str, np.ndarray], message: str, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.savez(files / "data.npz", **(CASES["cnn"].rows(np.random.default_rng(0)) | arrays))
     assert _web(files) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (files / "site").exists()
 
 

@@ -32,20 +32,20 @@ def test_losses_in_wasm_are_those_of_python(name: str, tmp_path: Path) -> None:
     graph = ob.training_graph(case.build(), loss=case.loss, optimizer="adamw", inline=True)
     count = len(rows["image"])
     write_site(tmp_path, graph, rows, train=count, title=name, batch=case.batch, learning_rate=RATE)
-    found = javascript.steps(tmp_path, STEPS)
+    result = javascript.steps(tmp_path, STEPS)
 
     trainer = ob.Trainer(graph, learning_rate=RATE, kernels=None)
     batches = [{n: a[i : i + case.batch] for n, a in rows.items()} for i in range(0, STEPS * case.batch, case.batch)]
     losses = [trainer.step(batch) for batch in batches]
-    np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
+    np.testing.assert_allclose(result["losses"], losses, rtol=1e-5)
     assert losses[-1] < losses[0]
-    assert found["refused"] is None
+    assert result["refused"] is None
 
     # what is downloaded is a model of its own, with the weights that the last step has left
     trained = tmp_path / "trained.onnx"
     onnx.checker.check_model(onnx.load(trained), full_check=True)
     weights = {name: value for name, value in trainer.state().items() if name in graph.forward_state}
-    own, ours = (
+    downloaded, ours = (
         np.asarray(
             onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(
                 None, {"image": batches[0]["image"]}
@@ -54,9 +54,9 @@ def test_losses_in_wasm_are_those_of_python(name: str, tmp_path: Path) -> None:
         for model in (trained, graph.inference_model(weights).SerializeToString())
     )
     # AdamW takes a whole step along a gradient that is rounding error alone: weights differ more than losses do
-    np.testing.assert_allclose(np.ravel(found["predicted"]), np.ravel(own), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(own, ours, rtol=1e-2, atol=1e-2)
-    assert found["evaluation"] == pytest.approx(trainer.evaluate(batches[0]), rel=1e-3)
+    np.testing.assert_allclose(np.ravel(result["predicted"]), np.ravel(downloaded), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(downloaded, ours, rtol=1e-2, atol=1e-2)
+    assert result["evaluation"] == pytest.approx(trainer.evaluate(batches[0]), rel=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore::onnx_backprop.OnnxBackpropWarning")  # that it is a decoder
@@ -74,7 +74,7 @@ def test_adapters_of_a_decoder_of_integers(rounds: bool, tmp_path: Path, capsys:
     options = ["--loss", "next_token", "--lora", "*qkv*", "*proj*", "--rank", "4", "--learning-rate", "1e-2"]
     assert main(["web", str(tmp_path / "model.onnx"), "-o", str(tmp_path / "site"), *given, *options]) == 0
     assert "5 adapters" in capsys.readouterr().out
-    found = javascript.steps(tmp_path / "site", STEPS)
+    result = javascript.steps(tmp_path / "site", STEPS)
 
     adapted = ob.lora(tmp_path / "model.onnx", ["*qkv*", "*proj*"], rank=4, alpha=16)
     graph = ob.training_graph(
@@ -83,9 +83,9 @@ def test_adapters_of_a_decoder_of_integers(rounds: bool, tmp_path: Path, capsys:
     trainer = ob.Trainer(graph, learning_rate=1e-2, kernels=None)
     batches = [ids[i : i + 4] for i in range(0, len(ids), 4)] * 2
     losses = [trainer.step(input_ids=batch, labels=batch) for batch in batches]
-    np.testing.assert_allclose(found["losses"], losses, rtol=1e-3 if rounds else 1e-5)
+    np.testing.assert_allclose(result["losses"], losses, rtol=1e-3 if rounds else 1e-5)
     assert losses[-1] < losses[0]
-    assert found["refused"].startswith("expected input_ids, attention_mask, past_key_values.0.key, ")
+    assert result["refused"].startswith("expected input_ids, attention_mask, past_key_values.0.key, ")
     downloaded = onnx.load(tmp_path / "site" / "trained.onnx")
     assert [v.name for v in downloaded.graph.output] == [v.name for v in base.graph.output]
     weights = {t.name: onnx.numpy_helper.to_array(t) for t in downloaded.graph.initializer}
@@ -98,19 +98,21 @@ def test_a_step_that_is_refused_leaves_everything_as_it_was(tmp_path: Path, rng:
     case = CASES["cnn"]
     graph = ob.training_graph(case.build(), loss=case.loss, optimizer="adamw", inline=True)
     write_site(tmp_path, graph, case.rows(rng), train=640, title="cnn", batch=8, learning_rate=RATE)
-    said = json.loads(javascript.run("refusals.mjs", javascript.WEB / "trainer.js", javascript.runtime(), tmp_path))
-    assert said["unchanged"] is True
-    assert said["resumed"] == said["gone on"]
-    assert said["label"] == "'labels': expected classes 0 … 9, got 10 at 0. Number the classes from 0"
-    assert said["negative"] == "'labels': expected classes 0 … 9, got -1 at 0. Number the classes from 0"
-    assert said["half"] == "'labels' has type int64, got 0.5. Give it whole numbers"
-    assert said["rows"] == "'labels': expected the shape [N], got [3], axis 0 being 8 long"
-    assert said["channels"] == "'image': expected the shape [N,1,H,W], got [8,2,8,4], axis 1 being 1 long"
-    assert said["name"] == "expected image, labels, got 'picture'. Leave it out"
-    assert said["missing"] == "expected image, labels; 'labels' missing"
-    assert said["rate"] == "learningRate: expected 0 or more, got NaN"
-    assert said["state"] == "the state is of another graph: 'Conv_1.weight' is expected as float32[16,1,3,3]"
-    assert said["diverged"].startswith("the loss of step 2 is NaN: its weights were not taken. Lower the learning rate")
+    messages = json.loads(javascript.run("refusals.mjs", javascript.WEB / "trainer.js", javascript.runtime(), tmp_path))
+    assert messages["unchanged"] is True
+    assert messages["resumed"] == messages["gone on"]
+    assert messages["label"] == "'labels': expected classes 0 … 9, got 10 at 0. Number the classes from 0"
+    assert messages["negative"] == "'labels': expected classes 0 … 9, got -1 at 0. Number the classes from 0"
+    assert messages["half"] == "'labels' has type int64, got 0.5. Give it whole numbers"
+    assert messages["rows"] == "'labels': expected the shape [N], got [3], axis 0 being 8 long"
+    assert messages["channels"] == "'image': expected the shape [N,1,H,W], got [8,2,8,4], axis 1 being 1 long"
+    assert messages["name"] == "expected image, labels, got 'picture'. Leave it out"
+    assert messages["missing"] == "expected image, labels; 'labels' missing"
+    assert messages["rate"] == "learningRate: expected 0 or more, got NaN"
+    assert messages["state"] == "the state is of another graph: 'Conv_1.weight' is expected as float32[16,1,3,3]"
+    assert messages["diverged"].startswith(
+        "the loss of step 2 is NaN: its weights were not taken. Lower the learning rate"
+    )
 
 
 def test_a_state_in_every_form(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -128,10 +130,10 @@ def test_a_state_in_every_form(tmp_path: Path, rng: np.random.Generator) -> None
     assert {"random_state", "micro_step"} <= set(graph.updates)
     rows = {n: rng.standard_normal((80, k)).astype(np.float32) for n, k in (("x", 6), ("target", 4))}
     write_site(tmp_path, graph, rows, train=80, title="every form", batch=8, learning_rate=RATE)
-    found = javascript.steps(tmp_path, 10)
+    result = javascript.steps(tmp_path, 10)
     trainer = ob.Trainer(graph, learning_rate=RATE, kernels=None)
     losses = [trainer.step({n: a[i : i + 8] for n, a in rows.items()}) for i in range(0, 80, 8)]
-    np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
+    np.testing.assert_allclose(result["losses"], losses, rtol=1e-5)
 
 
 def test_the_guard_of_a_compiled_step_is_fed(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -107,8 +107,8 @@ def test_gradients_of_pools(attributes: dict, lengths: tuple[int, ...], rng: np.
         x[0, 0] = low
         target = rng.standard_normal(np.asarray(pooled).shape).astype(np.float32)
         feeds = {"x": x, "target": target, "learning_rate": np.array(1, np.float32)} | graph.initial_state()
-        expected, found = (np.asarray(session.run([graph.updates["w"]], feeds)[0]) for session in (default, ours))
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        expected, actual = (np.asarray(session.run([graph.updates["w"]], feeds)[0]) for session in (default, ours))
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
         assert np.count_nonzero(expected[0, 0])
 
 
