@@ -49,23 +49,23 @@ def examples() -> Iterator[Example]:
     """x is 2 ± 1 with a mean of 2 and a variance of 1, and ε = 0: all is exact."""
     attributes = {"epsilon": 0.0, "momentum": 0.75, "data_format": "NCX"}
     x, running = [[[1, 3]], [[1, 3]]], ([6], [5])
-    found = ([5], [4], [2], [1])  # ¾·6 + ¼·2, ¾·5 + ¼·1
+    statistics = ([5], [4], [2], [1])  # ¾·6 + ¼·2, ¾·5 + ¼·1
     unit = [[[-1, 1]], [[-1, 1]]]
-    yield Example(OP, OP, attributes, (x, *running), unit, found)
-    yield Example(f"{OP}-gamma", OP, attributes, (x, *running, [3]), np.multiply(unit, 3).tolist(), found)
-    yield Example(f"{OP}-beta", OP, attributes, (x, *running, None, [7]), np.add(unit, 7).tolist(), found)
+    yield Example(OP, OP, attributes, (x, *running), unit, statistics)
+    yield Example(f"{OP}-gamma", OP, attributes, (x, *running, [3]), np.multiply(unit, 3).tolist(), statistics)
+    yield Example(f"{OP}-beta", OP, attributes, (x, *running, None, [7]), np.add(unit, 7).tolist(), statistics)
     both = [[[4, 10]], [[4, 10]]]
-    yield Example(f"{OP}-both", OP, attributes, (x, *running, [3], [7]), both, found)
+    yield Example(f"{OP}-both", OP, attributes, (x, *running, [3], [7]), both, statistics)
     halves = np.multiply(unit, 0.5).tolist()
-    yield Example(f"{OP}-epsilon", OP, attributes | {"epsilon": 3.0}, (x, *running), halves, found)
+    yield Example(f"{OP}-epsilon", OP, attributes | {"epsilon": 3.0}, (x, *running), halves, statistics)
     kept = attributes | {"momentum": 1.0}
     yield Example(f"{OP}-kept", OP, kept, (x, *running), unit, (*running, [2], [1]))
     # channels last, the default: 1, 3, 1, 3 and 0, 4, 8, 4, whose variance is 8 = 4 · 2, so that ε = 8 halves a half
     last = [[[1, 0], [3, 4], [1, 8], [3, 4]]]
     numbers = {"epsilon": 8.0, "momentum": 0.75}
     answer = [[[-1, -2], [1, 1], [-1, 4], [1, 1]]]
-    found = ([5, 1], [4, 2], [2, 4], [1, 8])
-    yield Example(f"{OP}-last", OP, numbers, (last, [6, 0], [5, 0], [3, 3], [0, 1]), answer, found)
+    statistics = ([5, 1], [4, 2], [2, 4], [1, 8])
+    yield Example(f"{OP}-last", OP, numbers, (last, [6, 0], [5, 0], [3, 3], [0, 1]), answer, statistics)
 
 
 OPERATORS = [

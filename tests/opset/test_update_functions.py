@@ -23,9 +23,9 @@ def function(inputs: list[str], outputs: list[str]) -> FunctionProto:
 def test_what_is_written_is_read(kinds: tuple[str, ...], count: int) -> None:
     arguments, outputs = formal_names(kinds, count)
     inputs = ["learning_rate", "step", "beta_1", "beta_2_new", *arguments]
-    found = members(function(inputs, outputs))
-    assert len(found) == count
-    for n, member in enumerate(found):
+    parsed = members(function(inputs, outputs))
+    assert len(parsed) == count
+    for n, member in enumerate(parsed):
         assert [inputs[i] for i in member.inputs] == [f"{kind}_{n}" for kind in kinds]
         assert [outputs[i] for i in member.outputs] == [f"{kind}_{n}_new" for kind in kinds if kind != "G"]
 

@@ -159,7 +159,7 @@ def run(drawn: Sequence[Drawn], shapes: Sequence[Sequence[tuple[int, ...]]]) -> 
 
     graph_inputs = {i.name for i in session.get_inputs()}
     answers: list[list[tuple[np.ndarray, int]]] = []
-    for n, ((call, dtype, at_end), own_shapes) in enumerate(zip(drawn, shapes, strict=True)):
+    for n, ((call, dtype, at_end), call_shapes) in enumerate(zip(drawn, shapes, strict=True)):
         for spec, array in zip(BY_NAME[call.op].inputs, call.inputs, strict=False):
             if array is not None and f"{n}/{spec.name}" in graph_inputs:
                 tensor = spec.type_name == "T1"
@@ -167,10 +167,10 @@ def run(drawn: Sequence[Drawn], shapes: Sequence[Sequence[tuple[int, ...]]]) -> 
                 element = ELEMENT_TYPES[dtype] if tensor else helper.np_dtype_to_tensor_dtype(array.dtype)
                 place(f"{n}/{spec.name}", np.array(typed, order="C"), element, binding.bind_input, at_end=at_end)
         answers.append([])
-        for name, spec, shape in zip(results_of(call.op), BY_NAME[call.op].outputs, own_shapes, strict=True):
-            own = dtype if spec.type_name == "T1" else "f32"
-            result = np.full(shape, np.nan, np.float32).astype(DTYPES[own])  # what is not written shows
-            address = place(f"{n}/{name}", result, ELEMENT_TYPES[own], binding.bind_output, at_end=at_end)
+        for name, spec, shape in zip(results_of(call.op), BY_NAME[call.op].outputs, call_shapes, strict=True):
+            kind = dtype if spec.type_name == "T1" else "f32"
+            result = np.full(shape, np.nan, np.float32).astype(DTYPES[kind])  # what is not written shows
+            address = place(f"{n}/{name}", result, ELEMENT_TYPES[kind], binding.bind_output, at_end=at_end)
             answers[-1].append((result, address))
     session.run_with_iobinding(binding)
     for result, address in chain.from_iterable(answers):

@@ -83,10 +83,10 @@ def test_full_blocks_that_came_since_are_put_together() -> None:
     resident = since.resident
     try:
         ctypes.set_errno(0)
-        found = pages.collapse()
+        collapsed = pages.collapse()
     finally:
         supported = ctypes.get_errno() == 0
-    assert found >= 3
+    assert collapsed >= 3
     if supported:
         assert (before.huge, since.huge) == (0, 3)
     assert since.resident == resident

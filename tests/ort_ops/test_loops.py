@@ -70,11 +70,11 @@ def test_taps_of_resize(attributes: Mapping[str, Any]) -> None:
     """
     atol = 0 if attributes["mode"] == "nearest" else 1e-11
     lengths, scales = product((1, 2, 3, 5, 8, 14), (1, 2, 3, 6, 7, 17)), (None, 0.4, 1.0, 1.7)
-    for coordinates, (length, out), own_scale in product(COORDINATES, lengths, scales):
+    for coordinates, (length, out), scale in product(COORDINATES, lengths, scales):
         axis = ResizeAxis(
             length=length,
             out=out,
-            scale=float(f32(out) / f32(length)) if own_scale is None else float(f32(own_scale)),
+            scale=float(f32(out) / f32(length)) if scale is None else float(f32(scale)),
             coordinates=coordinates,
             roi=(0.2, 0.7) if out % 2 else (-0.5, 1.25),
             copied=length == out and bool(attributes.get("antialias")),

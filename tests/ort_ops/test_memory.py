@@ -231,10 +231,10 @@ def test_convolutions_take_what_their_plans_say(dtype: str) -> None:
     peaks = zip(*(measured(calls, threads) for threads in (1, 2, 8)), strict=True)
     for shapes, (one, *others) in zip(MEASURED, peaks, strict=True):
         plan = shapes.plan(dtype)
-        shared, own = block_bytes(plan.shared), block_bytes(plan.per_thread)
-        assert one == shared + own, shapes
+        shared, per_thread = block_bytes(plan.shared), block_bytes(plan.per_thread)
+        assert one == shared + per_thread, shapes
         for threads, more in zip((2, 8), others, strict=True):
-            assert one <= more <= shared + threads * own, (shapes, threads)
+            assert one <= more <= shared + threads * per_thread, (shapes, threads)
 
 
 def test_random_pools() -> None:
@@ -295,9 +295,9 @@ def test_batch_norms_take_what_their_plans_say(dtype: str) -> None:
     calls = [(whole(shapes), dtype) for shapes in norms]
     for threads in (1, 2):
         for shapes, taken in zip(norms, measured(calls, threads), strict=True):
-            own = shapes.plan(dtype).per_thread
-            assert (own > 0) == (len(shapes.inputs[0] or ()) == 2)
-            one = block_bytes(own) if own else 0
+            per_thread = shapes.plan(dtype).per_thread
+            assert (per_thread > 0) == (len(shapes.inputs[0] or ()) == 2)
+            one = block_bytes(per_thread) if per_thread else 0
             assert one <= taken <= threads * one, (shapes, threads)
 
 

@@ -42,8 +42,8 @@ def _losses_with(**environment: str) -> list[object]:
     command = [sys.executable, "-W", "error", "-c", SCRIPT]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr[-3000:]
-    told: list[object] = json.loads(done.stdout)
-    return told
+    losses: list[object] = json.loads(done.stdout)
+    return losses
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")

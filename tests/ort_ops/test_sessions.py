@@ -122,10 +122,10 @@ def test_the_first_sessions_may_be_made_by_several_threads() -> None:
 
 def test_several_threads_register_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one hands operators to a library, a session that another one makes may read its list."""
-    found: list[int] = []
+    idents: list[int] = []
 
     def slow() -> str:
-        found.append(threading.get_ident())
+        idents.append(threading.get_ident())
         time.sleep(0.2)
         return ""
 
@@ -136,7 +136,7 @@ def test_several_threads_register_once(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 1
+    assert len(idents) == 1
 
 
 WITH_LIBRARY = """

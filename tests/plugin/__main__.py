@@ -210,21 +210,21 @@ def _turns(folder: Path, python: Path, rounds: int) -> tuple[float, float]:
 
     def answer(worker: subprocess.Popen[str]) -> list[float]:
         assert worker.stdout
-        found: list[float] = json.loads(worker.stdout.readline())
-        return found
+        durations: list[float] = json.loads(worker.stdout.readline())
+        return durations
 
     first = [answer(worker) for worker in workers]
     np.testing.assert_allclose(*first, rtol=1e-6)
     for _ in range(rounds):
-        for worker, found in zip(workers, times, strict=True):
+        for worker, durations in zip(workers, times, strict=True):
             assert worker.stdin
             worker.stdin.write("\n")
             worker.stdin.flush()
-            found.append(answer(worker))
+            durations.append(answer(worker))
     for worker in workers:
         worker.communicate()
-    least = [min(one for one, _ in found) for found in times]
-    median = [statistics.median(one for _, one in found) for found in times]
+    least = [min(one for one, _ in durations) for durations in times]
+    median = [statistics.median(one for _, one in durations) for durations in times]
     return least[0] / least[1], median[0] / median[1]
 
 
@@ -268,14 +268,14 @@ def _aarch64(folder: Path, version: str) -> dict[str, list[str]]:
     if not (shutil.which(QEMU) and shutil.which(CROSS)):
         print(f"{QEMU} or {CROSS} is not installed: nothing runs as on aarch64")
         return {}
-    own, program = folder / "aarch64", folder / "aarch64" / "train"
-    capi = library_of(own, version, "manylinux_2_28_aarch64")
-    shutil.copy(next(capi.glob("libonnxruntime.*.*")), own / "libonnxruntime.so.1")
-    subprocess.run([CROSS, "-std=c++17", "-O2", "-o", program, SOURCE, own / "libonnxruntime.so.1"], check=True)
-    (own / "proc").mkdir(exist_ok=True)  # onnxruntime ends where that describes another architecture
-    (own / "proc" / "cpuinfo").write_text("".join(CPUINFO.format(n) for n in range(2)))
-    shutil.copytree("/usr/aarch64-linux-gnu/lib", own / "lib", dirs_exist_ok=True)
-    return {ARM: [QEMU, "-cpu", CPU, "-L", str(own), "-E", f"LD_LIBRARY_PATH={own}", str(program)]}
+    sysroot, program = folder / "aarch64", folder / "aarch64" / "train"
+    capi = library_of(sysroot, version, "manylinux_2_28_aarch64")
+    shutil.copy(next(capi.glob("libonnxruntime.*.*")), sysroot / "libonnxruntime.so.1")
+    subprocess.run([CROSS, "-std=c++17", "-O2", "-o", program, SOURCE, sysroot / "libonnxruntime.so.1"], check=True)
+    (sysroot / "proc").mkdir(exist_ok=True)  # onnxruntime ends where that describes another architecture
+    (sysroot / "proc" / "cpuinfo").write_text("".join(CPUINFO.format(n) for n in range(2)))
+    shutil.copytree("/usr/aarch64-linux-gnu/lib", sysroot / "lib", dirs_exist_ok=True)
+    return {ARM: [QEMU, "-cpu", CPU, "-L", str(sysroot), "-E", f"LD_LIBRARY_PATH={sysroot}", str(program)]}
 
 
 def _windows_wheel(folder: Path) -> list[str]:

@@ -75,13 +75,13 @@ def cpp(folder: Path) -> Program:
 def built(source: Path, folder: Path) -> Path:
     """A program in C++ with the library of this process's onnxruntime."""
     require("c++")
-    library, own = _onnxruntime(), folder / "lib"
-    own.mkdir(parents=True, exist_ok=True)
-    (own / "libonnxruntime.so.1").unlink(missing_ok=True)
-    (own / "libonnxruntime.so.1").symlink_to(library)
+    library, libraries = _onnxruntime(), folder / "lib"
+    libraries.mkdir(parents=True, exist_ok=True)
+    (libraries / "libonnxruntime.so.1").unlink(missing_ok=True)
+    (libraries / "libonnxruntime.so.1").symlink_to(library)
     program = folder / source.stem
     options = ["-std=c++17", "-Wall", "-Werror", f"-I{EXAMPLES / 'cpp'}", "-pthread"]
-    subprocess.run(["c++", *options, "-o", program, source, library, f"-Wl,-rpath,{own}"], check=True)
+    subprocess.run(["c++", *options, "-o", program, source, library, f"-Wl,-rpath,{libraries}"], check=True)
     return program
 
 
@@ -130,8 +130,8 @@ def csharp(folder: Path, unity: Path) -> Program:
     compiler = ["mcs", "-langversion:latest", "-nowarn:1570,1573,1574,1587,1591"]
     library = [*compiler, "-unsafe", "-define:NETSTANDARD2_0", "-target:library", f"-out:{managed}"]
     subprocess.run([*library, f"-recurse:{source}/*.cs"], check=True, capture_output=True)
-    own = EXAMPLES / "csharp" / "Train.cs"
-    subprocess.run([*compiler, "-warnaserror", f"-r:{managed}", f"-out:{program}", own], check=True)
+    example = EXAMPLES / "csharp" / "Train.cs"
+    subprocess.run([*compiler, "-warnaserror", f"-r:{managed}", f"-out:{program}", example], check=True)
     shutil.copy(unity / "Plugins" / "Linux" / "x64" / "libonnxruntime.so", folder)
     return Program(["mono", program], {"LD_LIBRARY_PATH": str(folder)})
 
@@ -150,9 +150,9 @@ def java(folder: Path, unity: Path) -> Program:
     options = ["-shared", "-fPIC", "-O1", "-fno-builtin", "-fno-stack-protector", f"-Wl,--version-script={versions}"]
     for name in ("libc.so", "libm.so", "libdl.so"):
         subprocess.run(["cc", *options, "-o", folder / name, source], check=True)
-    own = EXAMPLES / "java" / "Train.java"
+    example = EXAMPLES / "java" / "Train.java"
     jar = folder / "classes.jar"
-    subprocess.run(["javac", "-Xlint:all", "-Werror", "-cp", jar, "-d", folder, own], check=True)
+    subprocess.run(["javac", "-Xlint:all", "-Werror", "-cp", jar, "-d", folder, example], check=True)
     command = ["java", f"-Donnxruntime.native.path={folder}", "-cp", f"{jar}:{folder}", "Train"]
     return Program(command, {"LD_LIBRARY_PATH": str(folder)})
 

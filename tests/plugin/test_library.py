@@ -139,10 +139,10 @@ def _trained(training: Any, folder: Path, size: tuple[int, int, int], threads: i
 def test_a_process_without_this_package_has_the_losses_of_the_trainer(folder: Path, tmp_path: Path, size) -> None:
     np.savez(tmp_path / "data.npz", **batches(size))
     arguments = [str(EXAMPLE), str(folder), targets.here(), str(tmp_path / "data.npz"), "--learning-rate", "0.01"]
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", STOCK, *arguments], capture_output=True, text=True, check=True, cwd=tmp_path
     ).stdout
-    assert [float(line) for line in told.split()] == _expected(size)[0]
+    assert [float(line) for line in printed.split()] == _expected(size)[0]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -384,11 +384,11 @@ def test_products_are_those_of_the_trainer(tmp_path: Path, training: Any) -> Non
     for threads in (1, 2, 3):
         run = training(alone, library_in(alone), threads)
         assert [run.step({**data, "learning_rate": rate}) for _ in range(3)] == expected
-    found = [
+    counts = [
         sum(node.op_type == "OnnxBackprop_MatrixProduct" for node in onnx.load(where / "training.onnx").graph.node)
         for where in (alone, both)
     ]
-    assert found == [5 if matrix_tiles() else 0, 0]
+    assert counts == [5 if matrix_tiles() else 0, 0]
 
 
 @pytest.mark.skipif(targets.here() != targets.AMX, reason="this processor has no registers of matrices")

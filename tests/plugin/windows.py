@@ -19,13 +19,13 @@ def wine() -> str:
 
 def library_of(folder: Path, version: str, platform: str, package: str = "onnxruntime") -> Path:
     """The folder with the libraries of a package's wheel for another system."""
-    found = folder / package / ("capi" if package == "onnxruntime" else "binding")
-    if not found.is_dir():
+    library = folder / package / ("capi" if package == "onnxruntime" else "binding")
+    if not library.is_dir():
         options = ["--quiet", "--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--platform", platform]
         install = [sys.executable, "-m", "pip", "install", *options, "--upgrade", "--target", str(folder)]
         wanted = f"{package}=={version}" + (".*" if version.count(".") == 1 else "")
         subprocess.run([*install, wanted], check=True)
-    return found
+    return library
 
 
 def windows_wheel(folder: Path, carried: Path, level: str) -> str:

@@ -135,13 +135,13 @@ def _make(folder: Path) -> None:
 
 def environment(folder: Path) -> tuple[list[str], dict[str, str]]:
     """(what runs Python there, its variables). Made on the first call, found there later."""
-    made, recipe = folder / "made-of", Path(__file__).read_text() + repr(dependencies())
+    stamp, recipe = folder / "made-of", Path(__file__).read_text() + repr(dependencies())
     digest = hashlib.sha256(recipe.encode()).hexdigest()
-    if not made.exists() or made.read_text() != digest:
+    if not stamp.exists() or stamp.read_text() != digest:
         require_tools()
-        made.unlink(missing_ok=True)
+        stamp.unlink(missing_ok=True)
         _make(folder)
-        made.write_text(digest)
+        stamp.write_text(digest)
     root = folder / "root"
     libraries = ":".join(str(root / name / "aarch64-linux-gnu") for name in ("usr/lib", "lib"))
     command = [str(folder / EMULATOR), "-cpu", CPU, "-L", str(root)]

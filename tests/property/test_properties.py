@@ -183,9 +183,9 @@ def test_adjoint_of_onnxruntime_conv(kernels: str) -> None:
         ]
 
     def check(c: Correlation, answers: list[np.ndarray]) -> None:
-        y, own, dx, dw = answers
+        y, ours, dx, dw = answers
         assert y.shape == c.destination.shape, c
-        np.testing.assert_allclose(own, y, rtol=0, atol=TOLERANCE * max(1, np.abs(y).max(initial=0)))
+        np.testing.assert_allclose(ours, y, rtol=0, atol=TOLERANCE * max(1, np.abs(y).max(initial=0)))
         assert_adjoint((y, c.destination), (c.source, dx), (c.weights, dw))
 
     def run(cases: Sequence[Correlation]) -> list[list[np.ndarray]]:

@@ -18,8 +18,8 @@ f32 = np.float32
 Shape = tuple[int, ...]
 CROPS = {"coordinate_transformation_mode": "tf_crop_and_resize"}
 BLOCKS, BAND, TURNED = {"MatMul"}, {"MatMul", "Gather"}, {"MatMul", "Gather", "Transpose"}
-MADE = {"ScatterElements", "Gather", "Slice"}  # windows that would be too large a constant
-TELLING = BLOCKS | TURNED | MADE | {"ReduceSum"}
+COMPUTED = {"ScatterElements", "Gather", "Slice"}  # windows that would be too large a constant
+TELLING = BLOCKS | TURNED | COMPUTED | {"ReduceSum"}
 # operator, attributes, source, destination, which of the telling operators the static body has
 FORMS: list[tuple[str, dict[str, Any], Shape, Shape, set[str]]] = [
     ("InterpolateBackward", SPEC | {"mode": "nearest"}, (2, 3, 60, 40), (2, 3, 180, 80), BLOCKS),

@@ -19,8 +19,8 @@ def symbolic(rng: np.random.Generator, shape: tuple[int, ...]) -> list[int | str
 def assert_true_statement(dims: list[int | str | None] | None, shape: tuple[int, ...], what: object) -> None:
     assert dims is not None, what
     assert len(dims) == len(shape), what
-    for said, real in zip(dims, shape, strict=True):
-        assert said in (None, real, f"is_{real}"), f"{dims} of {shape}: {what}"
+    for stated, real in zip(dims, shape, strict=True):
+        assert stated in (None, real, f"is_{real}"), f"{dims} of {shape}: {what}"
 
 
 def random_calls(rng: np.random.Generator) -> list[tuple[str, dict[str, object], list[np.ndarray | None]]]:

@@ -106,11 +106,11 @@ def test_searches_go_through_sub_graphs() -> None:
     assert ancestors(inner, inner[4].outputs) == [0, 1, 2, 4]
     assert {value.name for value in dependencies(inner, inner[2].outputs)} == {"d", "c", "a", "b", "w", "x"}
     assert descendants(inner, inner[1].outputs) == [inner[2], inner[4]]
-    made = {"x", "c", "w"}
+    available = {"x", "c", "w"}
     for node in topological(nodes[::-1]):
-        assert reads(node) <= made
-        made |= {*node.output}
-    assert len(made) == 8
+        assert reads(node) <= available
+        available |= {*node.output}
+    assert len(available) == 8
     with pytest.raises(CycleError):
         topological([helper.make_node("Abs", ["m"], ["n"]), helper.make_node("Abs", ["n"], ["m"])])
 
@@ -192,5 +192,5 @@ def test_the_operators_with_subgraphs_are_those_of_the_schemas() -> None:
     """`subgraphs` looks into no other node of the default domain."""
     graphs = (defs.OpSchema.AttrType.GRAPH, defs.OpSchema.AttrType.GRAPHS)
     schemas = [schema for schema in defs.get_all_schemas_with_history() if schema.domain == ""]
-    found = {schema.name for schema in schemas if any(a.type in graphs for a in schema.attributes.values())}
-    assert found == WITH_SUBGRAPHS
+    names = {schema.name for schema in schemas if any(a.type in graphs for a in schema.attributes.values())}
+    assert names == WITH_SUBGRAPHS

@@ -197,7 +197,7 @@ def test_as_pytorch(causal: bool, queries: int, keys: int) -> None:
     y = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal)
     expected = [y.detach(), *torch.autograd.grad(y, leaves, torch.tensor(dy))]
     attributes = {"is_causal": int(causal), "diagonal_alignment": "TOP_LEFT"}
-    own, logarithm = single_run(FORWARD, [q, k, v], "native", **attributes)
-    grads = single_run(BACKWARD, [dy, q, k, v, own, logarithm], "native", **attributes)
-    for got, want in zip([own, *grads[:3]], expected, strict=True):
+    ours, logarithm = single_run(FORWARD, [q, k, v], "native", **attributes)
+    grads = single_run(BACKWARD, [dy, q, k, v, ours, logarithm], "native", **attributes)
+    for got, want in zip([ours, *grads[:3]], expected, strict=True):
         np.testing.assert_allclose(got, want.numpy(), rtol=0, atol=2e-5)

@@ -129,11 +129,11 @@ def test_statistics_have_as_many_entries_as_any_parameter_says(rng) -> None:
     attributes, inputs = call(rng, (2, 3, 4), "NXC", (4,))
     model = single_op.model(BF, attributes, inputs, dtype="f16")
     model.graph.input[3].type.tensor_type.shape.dim[0].dim_value = 3  # beta
-    found = {v.name: v.type.tensor_type for v in infer(model).graph.value_info}
+    types = {v.name: v.type.tensor_type for v in infer(model).graph.value_info}
     for name in single_op.results_of(BF):
-        lengths = [d.dim_value or d.dim_param for d in found[name].shape.dim]
+        lengths = [d.dim_value or d.dim_param for d in types[name].shape.dim]
         assert lengths == (["src_0", "src_1", 3] if name == "result" else [3])
-        assert found[name].elem_type == (10 if name == "result" else 1)
+        assert types[name].elem_type == (10 if name == "result" else 1)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -157,8 +157,8 @@ def test_conv_transpose(padding: str, rng: np.random.Generator) -> None:
         w = naive.relayout(c.w, "IOX", weights)
 
         # without it, SAME takes a length that the forward makes with output_padding only for that of another forward
-        told = {"output_padding": c.output_padding} if padding.startswith("SAME") else {}
-        got = evaluate("ConvTransposeBackwardData", attributes | told | {"weights_format": weights}, [diff_dst, w])
+        extra = {"output_padding": c.output_padding} if padding.startswith("SAME") else {}
+        got = evaluate("ConvTransposeBackwardData", attributes | extra | {"weights_format": weights}, [diff_dst, w])
         dx, _, dw = c.products(loops)
         expected = naive.relayout(dx, "NCX", data)
         np.testing.assert_array_equal(got, expected.astype(f32), strict=True, err_msg=message)

@@ -27,8 +27,8 @@ KINDS = {INT: ctypes.c_int64, DOUBLE: ctypes.c_double}
 
 def run(function, *arguments, kinds=(INT, INT, INT)):
     """What the compiled function answers; the kinds of its result and its parameters."""
-    made = exported(*kinds)(function)
-    return ctypes.CFUNCTYPE(*[KINDS[kind] for kind in kinds])(made.address)(*arguments)
+    compiled = exported(*kinds)(function)
+    return ctypes.CFUNCTYPE(*[KINDS[kind] for kind in kinds])(compiled.address)(*arguments)
 
 
 @inner
@@ -84,8 +84,8 @@ FUNCTIONS = [divide, divide_by_constants, compare, loop]
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_integers_are_those_of_python(function) -> None:
-    made = exported(INT, INT, INT)(function)
-    call = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 3)(made.address)
+    compiled = exported(INT, INT, INT)(function)
+    call = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 3)(compiled.address)
     for x, y in itertools.product(NUMBERS, NUMBERS):
         if y or function is not divide:
             assert call(x, y) == int(function(x, y)), (x, y)
@@ -254,6 +254,6 @@ def test_what_is_not_in_the_language_is_refused_with_its_line(function) -> None:
     line = function.__code__.co_firstlineno
     with pytest.raises(CompileError, match=r"test_compile\.py:(\d+)") as caught:
         _ = exported(INT, INT)(function).address
-    found = re.search(r"\.py:(\d+)", str(caught.value))
-    assert found
-    assert line < int(found[1]) < line + 5
+    match = re.search(r"\.py:(\d+)", str(caught.value))
+    assert match
+    assert line < int(match[1]) < line + 5

@@ -15,7 +15,7 @@ from onnx_backprop.ort_ops.compiler import cache, machine
 FACTS = "from onnx_backprop.ort_ops.compiler import cache, machine as m; from onnx_backprop.ort_ops.runtime import call as b; print({})"
 
 
-def told(what: str, **environment: str) -> str:
+def printed(what: str, **environment: str) -> str:
     """What a process of its own prints; variables of this one's that choose a processor do not count."""
     chosen = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", machine.VECTOR_VARIABLE)
     inherited = {name: value for name, value in os.environ.items() if name not in chosen}
@@ -92,8 +92,8 @@ def test_llvm_is_asked_once_about_the_processor(monkeypatch, tmp_path: Path) -> 
     machine._host()
     assert len(calls) == 5
     boot.write_text("third\n")
-    for count, found in ((6, ["SSE"]), (7, ["SSE", "AVX"])):  # as an emulator has, under the same system
-        monkeypatch.setattr(machine, "_capabilities", lambda found=found: found)
+    for count, features in ((6, ["SSE"]), (7, ["SSE", "AVX"])):  # as an emulator has, under the same system
+        monkeypatch.setattr(machine, "_capabilities", lambda features=features: features)
         for _ in range(2):
             machine._host()
             assert len(calls) == count
@@ -123,21 +123,21 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_numba_is_told() -> None:
     names = set()
     for environment, expected in X86:
-        *facts, name = told("m.VECTOR, m.REGISTERS, m.PERMUTES, b.compute.name", **environment).split()
+        *facts, name = printed("m.VECTOR, m.REGISTERS, m.PERMUTES, b.compute.name", **environment).split()
         assert " ".join(facts) == expected, environment
         names.add(name)
-    told_apart = {(e.get("NUMBA_CPU_NAME"), e.get("NUMBA_CPU_FEATURES")) for e, _ in X86}
-    assert len(names) == len(told_apart), "cached code of one processor would be run by another"
+    distinct = {(e.get("NUMBA_CPU_NAME"), e.get("NUMBA_CPU_FEATURES")) for e, _ in X86}
+    assert len(names) == len(distinct), "cached code of one processor would be run by another"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux binds processes to cores")
 def test_cores_that_the_process_is_bound_to() -> None:
     first = min(os.sched_getaffinity(0))
     bind = f"__import__('os').sched_setaffinity(0, [{first}])"
-    assert told(f"{bind}, m.cores(), m.processors()") == "None 1 1\n"
+    assert printed(f"{bind}, m.cores(), m.processors()") == "None 1 1\n"
 
 
-def made(root: Path, files: dict[str, str]) -> Path:
+def written(root: Path, files: dict[str, str]) -> Path:
     for path, text in files.items():
         file = root / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ QUOTAS = {
 @pytest.mark.parametrize("name", QUOTAS)
 def test_the_share_of_a_container(tmp_path: Path, name: str) -> None:
     files, expected = QUOTAS[name]
-    assert machine._quota(made(tmp_path, files)) == expected
+    assert machine._quota(written(tmp_path, files)) == expected
 
 
 @pytest.mark.parametrize(
@@ -217,11 +217,11 @@ def test_cores_are_the_least_of_both(monkeypatch, bound: int, share: float | Non
 def test_the_last_level_cache(monkeypatch, tmp_path: Path) -> None:
     folder = "sys/devices/system/cpu/cpu0/cache"
     listed = {"index0": "48K", "index2": "2048K", "index3": "36M", "index4": ""}
-    root = made(tmp_path, {f"{folder}/{index}/size": f"{size}\n" for index, size in listed.items()})
+    root = written(tmp_path, {f"{folder}/{index}/size": f"{size}\n" for index, size in listed.items()})
     assert machine._listed_cache(root) == 36 << 20
     assert machine._listed_cache(tmp_path / "nothing") == 0
-    for told, expected in ((0, 77), (-1, 77), (5 << 20, 5 << 20)):
-        monkeypatch.setattr(os, "sysconf", lambda _name, told=told: told)
+    for reported, expected in ((0, 77), (-1, 77), (5 << 20, 5 << 20)):
+        monkeypatch.setattr(os, "sysconf", lambda _name, reported=reported: reported)
         monkeypatch.setattr(machine, "_listed_cache", lambda _root: 77)
         assert machine.last_level_cache.__wrapped__() == expected
 

@@ -163,20 +163,20 @@ def test_machine_code_that_a_wheel_carries(tmp_path, monkeypatch: pytest.MonkeyP
     def triple(x):
         return 3 * x
 
-    made = inner(triple)
+    wrapped = inner(triple)
     monkeypatch.setattr(objects, "SHIPPED", tmp_path)
     monkeypatch.setattr(objects, "levels", lambda: ["wider", "this"])
-    monkeypatch.setattr(objects.Exported, "every", [exported(INT, INT)(made)])
+    monkeypatch.setattr(objects.Exported, "every", [exported(INT, INT)(wrapped)])
     assert objects.ship(tmp_path / "this") == 1
     objects._carried.cache_clear()
     try:
-        function = objects.Exported(made, (INT,), INT)
+        function = objects.Exported(wrapped, (INT,), INT)
         monkeypatch.setattr(function, "compile", None)
         assert function.at_hand
         assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(function.address)(5) == 15
         (tmp_path / "this" / "source_digest").write_text("other sources")
         objects._carried.cache_clear()
-        assert objects.Exported(made, (INT,), INT)._carried is None
+        assert objects.Exported(wrapped, (INT,), INT)._carried is None
     finally:
         objects._carried.cache_clear()
 
@@ -199,7 +199,7 @@ def test_what_needs_registers_of_matrices_has_a_folder_of_its_own(tmp_path, monk
     def without(x):
         return x + 2
 
-    functions = [exported(INT, INT)(made) for made in (with_tiles, without)]
+    functions = [exported(INT, INT)(wrapped) for wrapped in (with_tiles, without)]
     monkeypatch.setattr(objects, "SHIPPED", tmp_path)
     monkeypatch.setattr(objects.Exported, "every", list(functions))
     monkeypatch.setattr(objects, "compiled", lambda source, symbol: f"{symbol} {'tilezero' in source}".encode())
@@ -241,8 +241,8 @@ def test_a_shared_function_is_no_part_of_its_callers(tmp_path, monkeypatch: pyte
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     objects.cache_folder.cache_clear()
     try:
-        call, made = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64), inner(_by_the_shared)
-        first, second = exported(INT, INT)(made), exported(INT, INT)(_and_more)
+        call, wrapped = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64), inner(_by_the_shared)
+        first, second = exported(INT, INT)(wrapped), exported(INT, INT)(_and_more)
         assert first.shared == second.shared == [_times_three.shared]
         assert (call(first.address)(-5), call(second.address)(7)) == (-14, 29)
         assert len(list(tmp_path.rglob("*_times_three*.o"))) == 1
@@ -250,9 +250,9 @@ def test_a_shared_function_is_no_part_of_its_callers(tmp_path, monkeypatch: pyte
         name = first.name
         with monkeypatch.context() as patch:
             patch.setattr(_times_three, "shared", None)
-            assert exported(INT, INT)(made).name != name
+            assert exported(INT, INT)(wrapped).name != name
         monkeypatch.setattr(_times_three, "function", lambda place, x: store_i64(place, 0, 4 * x))
-        assert exported(INT, INT)(made).name != name
+        assert exported(INT, INT)(wrapped).name != name
     finally:
         objects.cache_folder.cache_clear()
 
@@ -271,10 +271,10 @@ def _by_both(x):
 
 def test_shared_functions_that_a_wheel_carries(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several, which do not call each other, are loaded before what names them, each once."""
-    made = inner(_by_both)
+    wrapped = inner(_by_both)
     monkeypatch.setattr(objects, "SHIPPED", tmp_path)
     monkeypatch.setattr(objects, "levels", lambda: ["this"])
-    monkeypatch.setattr(objects.Exported, "every", [exported(INT, INT)(made), _times_three.shared, _plus_one.shared])
+    monkeypatch.setattr(objects.Exported, "every", [exported(INT, INT)(wrapped), _times_three.shared, _plus_one.shared])
     assert objects.ship(tmp_path / "this") == 3
     objects._carried.cache_clear()
     try:
@@ -283,7 +283,7 @@ def test_shared_functions_that_a_wheel_carries(tmp_path, monkeypatch: pytest.Mon
             function.shared = objects.Exported(function, (INT, INT), None)
         monkeypatch.setattr(objects.Exported, "every", [f.shared for f in again])
         monkeypatch.setattr(objects.Exported, "compile", None)
-        function = objects.Exported(made, (INT,), INT)
+        function = objects.Exported(wrapped, (INT,), INT)
         assert function.shared == [f.shared for f in again]
         assert [f.shared.shared for f in again] == [[], []]
         assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(function.address)(5) == 16

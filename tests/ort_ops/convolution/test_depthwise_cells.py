@@ -85,7 +85,7 @@ def run_cases(
 ) -> None:
     """All of them in one session for each type."""
     of_case = [calls(case, rng) for case in cases]
-    told = [f"{op} {case}" for case, several in zip(cases, of_case, strict=True) for op, *_ in several]
+    labels = [f"{op} {case}" for case, several in zip(cases, of_case, strict=True) for op, *_ in several]
     given = [call for several in of_case for call in several]
     exact = [evaluate(*call) for call in given]
 
@@ -97,7 +97,7 @@ def run_cases(
     def check(n: int, answers: tuple[np.ndarray, ...]) -> None:
         for dtype, got in zip(dtypes, answers, strict=True):
             rounded = exact[n].astype(DTYPES[dtype]).astype(f32)
-            np.testing.assert_array_equal(got, rounded, err_msg=f"{told[n]} {dtype}", strict=True)
+            np.testing.assert_array_equal(got, rounded, err_msg=f"{labels[n]} {dtype}", strict=True)
 
     check_each(range(len(given)), run, check)
 

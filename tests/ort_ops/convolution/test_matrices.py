@@ -107,12 +107,12 @@ def run_large(rng: np.random.Generator, case: tuple[Any, ...], threads: int = 2)
         "groups": groups, "data_format": "NCX", "weights_format": "OIX",
     }  # fmt: skip
     bias = rng.standard_normal(groups * outs, np.float32)
-    for op, own, inputs in (
+    for op, more, inputs in (
         ("Convolution", {}, [x, w, bias]),
         ("ConvolutionBackwardData", {"dst_shape": list(x.shape)}, [dy, w]),
         ("ConvolutionBackwardWeights", {"weights_shape": list(w.shape)}, [x, dy]),
     ):
-        given = attributes | own
+        given = attributes | more
         model = single_op.model(op, given, inputs)
         session = ob.session(model, kernels="native", session_options=single_op.options(threads))
         yield op, given, inputs, np.asarray(session.run(None, single_op.feeds(op, inputs))[0])
@@ -133,9 +133,9 @@ def test_cells_split_where_they_lie_wherever_they_may_be(rng, monkeypatch, case:
     choose, in_place = bands.in_matrices, list[bool]()
 
     def chosen(sums: bands.Sums) -> bands.Sums | None:
-        found = choose(sums)
-        in_place.append(found is not None and found.in_pairs)
-        return found and replace(found, columns=in_place[-1])
+        choice = choose(sums)
+        in_place.append(choice is not None and choice.in_pairs)
+        return choice and replace(choice, columns=in_place[-1])
 
     monkeypatch.setattr(bands, "in_matrices", chosen)
     test_large_ones(rng, case)

@@ -131,9 +131,9 @@ def test_past_the_caches(monkeypatch) -> None:
         return single_op.run("ResizeGrad", attributes, inputs, kernels="native")
 
     def noting(*args):
-        made = plan(*args)
-        flags.append(int(numbers(made, Interpolation).streamed))
-        return made
+        planned = plan(*args)
+        flags.append(int(numbers(planned, Interpolation).streamed))
+        return planned
 
     rng_values = rng.standard_normal(1 << 19, f32)
     monkeypatch.setattr("onnx_backprop.ort_ops.interpolation.kernels.plan", noting)

@@ -76,8 +76,8 @@ def test_a_graph_of_another_processor_is_refused() -> None:
 
 
 def run(a: np.ndarray, b: np.ndarray, left: int = 0, right: int = 0, threads: int = 1) -> np.ndarray:
-    made = onnxruntime.InferenceSession(model(left, right).SerializeToString(), options(threads))
-    return np.asarray(made.run(None, {"a": a, "b": b})[0])
+    session = onnxruntime.InferenceSession(model(left, right).SerializeToString(), options(threads))
+    return np.asarray(session.run(None, {"a": a, "b": b})[0])
 
 
 @needed
@@ -148,15 +148,15 @@ def test_small_and_large_numbers_and_those_that_are_none(rng) -> None:
 
 @needed
 @pytest.mark.parametrize(
-    ("a", "b", "said"),
+    ("a", "b", "message"),
     [
         ((3, 4), (5, 6), "one length to sum over, got 4 and 5"),
         ((4,), (4, 6), "a of rank 2 or more"),
         ((3, 4), (2, 4, 6), "b of rank 2"),
     ],
 )
-def test_what_is_no_product_is_refused(a: tuple[int, ...], b: tuple[int, ...], said: str) -> None:
-    with pytest.raises(Exception, match=said):
+def test_what_is_no_product_is_refused(a: tuple[int, ...], b: tuple[int, ...], message: str) -> None:
+    with pytest.raises(Exception, match=message):
         run(np.zeros(a, np.float32), np.zeros(b, np.float32))
 
 
@@ -179,5 +179,7 @@ def test_reference_and_body_agree(rng, turned: tuple[int, int]) -> None:
     written = helper.make_model(
         helper.make_graph(body.node, "g", inputs, outputs), opset_imports=imports, ir_version=10
     )
-    made = onnxruntime.InferenceSession(written.SerializeToString())
-    np.testing.assert_allclose(np.asarray(made.run(None, {"a": a, "b": b})[0]), op.evaluate([a, b], given), rtol=1e-6)
+    session = onnxruntime.InferenceSession(written.SerializeToString())
+    np.testing.assert_allclose(
+        np.asarray(session.run(None, {"a": a, "b": b})[0]), op.evaluate([a, b], given), rtol=1e-6
+    )

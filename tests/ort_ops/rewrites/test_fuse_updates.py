@@ -218,8 +218,8 @@ def test_a_gradient_in_the_memory_of_a_parameter(op_type: str) -> None:
         opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("ai.onnx.contrib", 1)],
         ir_version=10,
     )
-    own, guard = update_in_place(model, "loss", {"a": "a_new", "b": "b_new"})
-    assert own == {"a"}
+    in_place, guard = update_in_place(model, "loss", {"a": "a_new", "b": "b_new"})
+    assert in_place == {"a"}
     session = opened(model)
     drawn = {"a": np.full(count, 2, np.float32), "b": np.full(count, 5, np.float32), "s": np.float32([0.1])}
     drawn[guard] = np.ones((), np.float32)

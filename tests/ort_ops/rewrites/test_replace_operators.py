@@ -178,9 +178,9 @@ def two_norms(*, same: bool) -> ModelProto:
             u, f, h = BatchNormalization<training_mode = 1, epsilon = 0.5>({"w" if same else "y"}, t, b, m, v)
             z = Mul(u, y)
         }}""")
-    made = ob.backward(model, wrt=["x", "s", "b", "t"])
-    made.graph.value_info.extend(helper.make_tensor_value_info(name, 1, ["N", 3, 4, 5]) for name in "wy")
-    return made
+    derived = ob.backward(model, wrt=["x", "s", "b", "t"])
+    derived.graph.value_info.extend(helper.make_tensor_value_info(name, 1, ["N", 3, 4, 5]) for name in "wy")
+    return derived
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -119,9 +119,9 @@ def test_a_step_here_has_them_and_one_for_elsewhere_has_not(rng) -> None:
     models = [
         native_graph.lower(copied(graph.model), "native", [graph.loss], matrices=both).model for both in (True, False)
     ]
-    found = [[attributes_of(node) for node in lowered.graph.node if node.op_type == PRODUCT] for lowered in models]
-    assert sorted((a["transA"], a["transB"]) for a in found[0]) == [(0, 0), (0, 1), (1, 0)]
-    assert found[1] == []
+    products = [[attributes_of(node) for node in lowered.graph.node if node.op_type == PRODUCT] for lowered in models]
+    assert sorted((a["transA"], a["transB"]) for a in products[0]) == [(0, 0), (0, 1), (1, 0)]
+    assert products[1] == []
     feeds = {"x": rng.standard_normal((64, 96), np.float32), "target": rng.standard_normal((64, 80), np.float32)}
     results = [ob.session(lowered, kernels=None).run(None, feeds) for lowered in models]
     for got, expected in zip(*results, strict=True):

@@ -69,8 +69,8 @@ def test_an_empty_cache_a_full_one_and_one_by_one(tmp_path: Path) -> None:
     assert seen[-1] == [total, total]
     assert total >= 3
     assert alike
-    seen, alike, found = answer(tmp_path / "a")
-    assert (seen, alike, found) == ([], True, ahead_of_it)
+    seen, alike, cached = answer(tmp_path / "a")
+    assert (seen, alike, cached) == ([], True, ahead_of_it)
     seen, alike, one_by_one = answer(tmp_path / "b", "r = RandomNormal <shape = [1]> ()")
     assert (seen, alike, one_by_one) == ([], True, ahead_of_it)
     assert len(list((tmp_path / "a").rglob("*stage*"))) == len(list((tmp_path / "b").rglob("*stage*"))) + 1, "zeros"
@@ -79,8 +79,8 @@ def test_an_empty_cache_a_full_one_and_one_by_one(tmp_path: Path) -> None:
 class Finished(ahead.Exported):
     """A function that is compiled at once, in this process or, by name, nowhere else."""
 
-    def __init__(self, name: str, made: list[str]) -> None:
-        self._name, self._made = name, made
+    def __init__(self, name: str, compiled: list[str]) -> None:
+        self._name, self._made = name, compiled
 
     @property
     def label(self) -> str:
@@ -106,11 +106,11 @@ def test_a_process_that_does_not_help(monkeypatch: pytest.MonkeyPatch, worker: s
 
     _popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", popen)
-    made: list[str] = []
-    ahead.compile_all([Finished(str(n), made) for n in range(20)])
+    compiled: list[str] = []
+    ahead.compile_all([Finished(str(n), compiled) for n in range(20)])
     assert len(started) == 2
     assert all(process.returncode is not None for process in started)
-    assert len(made) >= 18
+    assert len(compiled) >= 18
 
 
 def test_an_interruption_ends_the_other_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -139,12 +139,12 @@ with replacing("kernel.o") as (file,):
             seen.extend(parts)
             raise KeyboardInterrupt
 
-    _popen, seen, made = subprocess.Popen, list[Path](), list[str]()
+    _popen, seen, compiled = subprocess.Popen, list[Path](), list[str]()
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr(ahead, "watchers", [interrupt])
     monkeypatch.setattr(Finished, "address", property(lambda _: time.sleep(0.1)))
     with pytest.raises(KeyboardInterrupt):
-        ahead.compile_all([Finished(str(n), made) for n in range(200)])
+        ahead.compile_all([Finished(str(n), compiled) for n in range(200)])
     assert [process.returncode for process in started] == [-signal.SIGKILL]
     assert len(seen) == 1
     assert not list(tmp_path.iterdir())
