@@ -161,8 +161,8 @@ def main() -> int:
                     f"{name}: {moment:6.2f} s: exit code {code} after {seconds - moment:.2f} s more {wrong}", flush=True
                 )
             print(f"{name}: {whole:.1f} s whole; exit codes {dict(codes)}; files {dict(kinds)}; {failed} wrong so far")
-    told = "wrong" if failed else "wrong: each process ended as it should, no file is torn"
-    print(f"interrupt: {given.moments} moments of each program, seed {given.seed}, {failed} {told}")
+    outcome = "wrong" if failed else "wrong: each process ended as it should, no file is torn"
+    print(f"interrupt: {given.moments} moments of each program, seed {given.seed}, {failed} {outcome}")
     return bool(failed)
 
 

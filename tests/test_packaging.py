@@ -102,10 +102,10 @@ def test_links_lead_to_the_files_of_the_version() -> None:
     about = {**project(), "urls": {"Repository": "https://host.example/owner/name/"}}
     start = f"https://host.example/owner/name/{{}}/v{about['version']}/"
     rendered = markdown.render(absolute((ROOT / "README.md").read_text("utf-8"), about)) or ""
-    found = [target for target in _Targets(rendered).found if not target.startswith("#")]
-    assert len(found) > 40
-    assert f"{start.format('raw')}docs/web.png" in found
-    for target in found:
+    links = [target for target in _Targets(rendered).found if not target.startswith("#")]
+    assert len(links) > 40
+    assert f"{start.format('raw')}docs/web.png" in links
+    for target in links:
         path = target.removeprefix(start.format("blob")).removeprefix(start.format("raw")).partition("#")[0]
         assert path != target
         assert (ROOT / path).is_file(), target

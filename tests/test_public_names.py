@@ -53,9 +53,9 @@ def test_public_names() -> None:
 def test_modules_offer_their_own_names_alone(module: Any) -> None:
     """What completion shows; the classes of it, none is missing."""
     assert dir(module) == sorted(module.__all__)
-    own = {n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__}
+    classes = {n for n, v in vars(module).items() if inspect.isclass(v) and v.__module__ == module.__name__}
     bases = {"Loss", "ElementLoss"}
-    assert {n for n in own if not n.startswith("_")} - bases <= set(dir(module))
+    assert {n for n in classes if not n.startswith("_")} - bases <= set(dir(module))
 
 
 def test_every_error_is_exported() -> None:
@@ -82,9 +82,9 @@ def functions_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def test_types_are_there_for_whoever_asks() -> None:
     """What editors, notebooks and validators do: `typing.get_type_hints`."""
-    found = [pair for name in NAMES for pair in functions_of(name, getattr(ob, name))]
-    assert len(found) > 100
-    for name, function in found:
+    functions = [pair for name in NAMES for pair in functions_of(name, getattr(ob, name))]
+    assert len(functions) > 100
+    for name, function in functions:
         hints = typing.get_type_hints(function)
         assert inspect.isclass(function) or "return" in hints or name.endswith("__init__"), name
 

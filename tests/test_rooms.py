@@ -16,13 +16,13 @@ MANY.add("onnx_backprop/web")  # which npm packs as it lies
 
 def rooms() -> list[str]:
     """All folders with Python files, links left out."""
-    found = []
+    folders = []
     for name in ("opset", "ort_ops", "converters", "onnx_backprop"):
         for folder, inner, files in os.walk(ROOT / name):
             inner[:] = [one for one in inner if not Path(folder, one).is_symlink()]
             if any(file.endswith(".py") for file in files):
-                found.append(Path(folder).relative_to(ROOT).as_posix())
-    return found
+                folders.append(Path(folder).relative_to(ROOT).as_posix())
+    return folders
 
 
 @pytest.mark.parametrize("room", rooms())

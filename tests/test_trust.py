@@ -34,8 +34,8 @@ def test_rows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trust.write({"kill": kill})
     trust.write(trust.rows() | {"fuzz": fuzz})
     trust.write(trust.rows())
-    found = trust.rows()
-    assert found["kill"] == [*kill[:4], "a1, changed, 3 older", *kill[5:]]
-    assert found["fuzz"] == fuzz
-    assert {row[1] for target, row in found.items() if target not in ("kill", "fuzz")} == {"not run"}
-    assert list(found) == list(trust.DETAILS)
+    rows = trust.rows()
+    assert rows["kill"] == [*kill[:4], "a1, changed, 3 older", *kill[5:]]
+    assert rows["fuzz"] == fuzz
+    assert {row[1] for target, row in rows.items() if target not in ("kill", "fuzz")} == {"not run"}
+    assert list(rows) == list(trust.DETAILS)

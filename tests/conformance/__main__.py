@@ -123,8 +123,8 @@ def main() -> int:
     wrong: list[str] = []
     for title in arguments.grid:
         if title not in GRIDS:
-            sections[title], found = SINGLE[title]()
-            wrong += found
+            sections[title], failures = SINGLE[title]()
+            wrong += failures
             print(sections[title], flush=True)
             continue
         reports = {}

@@ -116,12 +116,12 @@ def _normalise(model: ModelProto, feeds: dict[str, np.ndarray], rng: np.random.G
         seen.graph.output.append(helper.make_tensor_value_info(wanted, TensorProto.FLOAT, None))
     del seen.graph.node[:]
     seen.graph.node.extend(nodes)
-    found = iter(session_run(seen)(feeds)[1:])
+    computed = iter(session_run(seen)(feeds)[1:])
     for node in model.graph.node:
         if node.output[0] not in values:
             continue
         scale, shift = values[node.output[0]]
-        value = next(found)
+        value = next(computed)
         mean, variance = value.mean((0, 2, 3)), value.var((0, 2, 3))
         if node.op_type == "BatchNormalization":
             for name, array in zip(node.input[1:], (scale, shift, mean, variance), strict=True):

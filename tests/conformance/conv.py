@@ -237,11 +237,11 @@ def gradients(chosen: Sequence[Case], kernels: str) -> list[tuple[np.ndarray, np
         if not seeded:
             fed[f"y{n}_grad"] = dys[-1]
     answers = dict(zip([o.name for o in session.get_outputs()], session.run(None, fed), strict=True))
-    found = []
+    results = []
     for n, (case, dy) in enumerate(zip(chosen, dys, strict=True)):
-        own = {name: np.asarray(answers[f"{name}{n}_grad"]) for name in case.arrays()}
-        found.append((np.asarray(answers[f"y{n}"]), dy, own))
-    return found
+        grads = {name: np.asarray(answers[f"{name}{n}_grad"]) for name in case.arrays()}
+        results.append((np.asarray(answers[f"y{n}"]), dy, grads))
+    return results
 
 
 def verdict(case: Case, y: np.ndarray, dy: np.ndarray, grads: Arrays) -> str | None:
@@ -290,7 +290,7 @@ def report(kernels: str, chosen: Iterable[Case] | None = None) -> dict[str, Repo
 
 def _check_batch(batch: list[Case], kernels: str, reports: dict[str, Report]) -> None:
     def verdicts(some: Sequence[Case]) -> list[str | None]:
-        return [verdict(case, *found) for case, found in zip(some, gradients(some, kernels), strict=True)]
+        return [verdict(case, *result) for case, result in zip(some, gradients(some, kernels), strict=True)]
 
     check_batch(batch, verdicts, reports, "op_type", REASON)
 

@@ -83,31 +83,31 @@ def first_order(case: Case, model: ModelProto, feeds: Feeds, wrt: list[str]) -> 
 
     tangent = slope(case.oracle.step)
     expected = float((tangent * u).sum())
-    found: dict[str, Feeds] = {}
+    results: dict[str, Feeds] = {}
     for mode, seeds in (("vjp", {"y_grad": u}), ("jvp", {f"{n}_tangent": a for n, a in v.items()})):
         try:
             derived = getattr(ob, mode)(model, wrt, ["y"])
             onnx.checker.check_model(derived, full_check=True)
-            found[mode] = run_named(derived, feeds | seeds)
+            results[mode] = run_named(derived, feeds | seeds)
         except ob.UnsupportedError as e:
             answers[mode] = f"refused: {e}"
         except Exception as e:  # noqa: BLE001 - whatever it is, it is the answer
             answers[mode] = f"{type(e).__name__}: {e}"
-    if "vjp" in found:
-        gradient = {n: found["vjp"][f"{n}_grad"] for n in wrt}
+    if "vjp" in results:
+        gradient = {n: results["vjp"][f"{n}_grad"] for n in wrt}
         scale = max(1.0, float(sum(np.abs(a).sum() for a in v.values())), size(gradient, v), abs(expected))
         error = abs(dot(gradient, v) - expected) / scale
         answers["vjp"] = "right" if error <= case.oracle.tolerance else f"off by {error:.2g}"
-    if "jvp" in found:
-        got = found["jvp"]["y_tangent"]
+    if "jvp" in results:
+        got = results["jvp"]["y_tangent"]
         scale = max(1.0, float(np.abs(tangent).max(initial=0)), max(float(np.abs(a).sum()) for a in v.values()))
         # what rounds has a slope over long steps only; long ones err by the third derivative
         others = [] if case.oracle.tolerance >= COARSE else [slope(case.oracle.step / 4)]
         error = min(float(np.abs(got - t).max(initial=0)) for t in (tangent, *others)) / scale
         fits = (got.dtype, got.shape) == (y.dtype, y.shape)
         answers["jvp"] = "right" if fits and error <= case.oracle.tolerance else f"off by {error:.2g}, {got.shape}"
-    if len(found) == 2:
-        gradient, got = {n: found["vjp"][f"{n}_grad"] for n in wrt}, {"y": found["jvp"]["y_tangent"]}
+    if len(results) == 2:
+        gradient, got = {n: results["vjp"][f"{n}_grad"] for n in wrt}, {"y": results["jvp"]["y_tangent"]}
         scale = max(1.0, size(got, {"y": u}) + size(gradient, v))
         error = abs(dot(got, {"y": u}) - dot(gradient, v)) / scale
         answers["dot"] = "right" if error <= DOT else f"off by {error:.2g}"
@@ -220,15 +220,15 @@ def section(counts: dict[str, dict[tuple[str, str], Counter[str]]]) -> str:
     for name in sorted(counts):
         cells: list[str] = []
         for mode in COLUMNS:
-            found = sum((counts[name][form, mode] for form in FORMS), Counter[str]())
-            total[mode] += found
-            cells.append(told(found))
+            count = sum((counts[name][form, mode] for form in FORMS), Counter[str]())
+            total[mode] += count
+            cells.append(verdict_counts(count))
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines.append(f"| **all** | {' | '.join(told(total[mode], '**') for mode in COLUMNS)} |")
+    lines.append(f"| **all** | {' | '.join(verdict_counts(total[mode], '**') for mode in COLUMNS)} |")
     return "\n".join(lines) + "\n"
 
 
-def told(counts: Counter[str], mark: str = "") -> str:
+def verdict_counts(counts: Counter[str], mark: str = "") -> str:
     """How many there are of each verdict."""
     return ", ".join(f"{mark}{n}{mark} {what}" for what, n in sorted(counts.items()))
 
@@ -236,6 +236,6 @@ def told(counts: Counter[str], mark: str = "") -> str:
 if __name__ == "__main__":
     asked = sys.argv[1:]
     everything = [c for n, c in enumerate(cases()) if not asked or c.op in asked or _each(asked[0], n)]
-    found, bad = report(everything)
-    print(section(found))
+    counted, bad = report(everything)
+    print(section(counted))
     print("\n".join(f"WRONG: {what[:600]}" for what in bad))

@@ -42,11 +42,11 @@ class Report:
     def total(self) -> int:
         return self.right + len(self.wrong) + self.not_run.total() + sum(map(len, self.refused.values()))
 
-    def add(self, case: Any, found: str | None) -> None:
-        if found is None:
+    def add(self, case: Any, verdict: str | None) -> None:
+        if verdict is None:
             self.right += 1
         else:
-            self.wrong.append(f"{case}: {found}")
+            self.wrong.append(f"{case}: {verdict}")
 
 
 def check_batch(
@@ -58,8 +58,8 @@ def check_batch(
 ) -> None:
     """Add what is wrong with each case, None where nothing is, to the report that its attribute `family` names."""
     try:
-        for case, found in zip(batch, verdicts(batch), strict=True):
-            reports[getattr(case, family)].add(case, found)
+        for case, verdict in zip(batch, verdicts(batch), strict=True):
+            reports[getattr(case, family)].add(case, verdict)
     except Exception:  # noqa: BLE001 - one of them; each alone tells which
         for case in batch:
             counts = reports[getattr(case, family)]

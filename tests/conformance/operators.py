@@ -87,13 +87,13 @@ MORE = [
 @cache
 def cases() -> list[Case]:
     """The cases in the lists of every tests/converters/rules/test_*.py, and the ones above."""
-    found: list[Case] = []
+    collected: list[Case] = []
     for path in sorted((Path(__file__).parents[1] / "converters" / "rules").glob("test_*.py")):
         module = importlib.import_module(f"tests.converters.rules.{path.stem}")
         for value in vars(module).values():
             if isinstance(value, list) and value and all(isinstance(one, Case) for one in value):
-                found += value
-    return found + MORE
+                collected += value
+    return collected + MORE
 
 
 @cache
@@ -268,6 +268,6 @@ def _summary(counts: Counter[str]) -> str:
 
 
 if __name__ == "__main__":
-    found = report()
-    print(section(found))
-    print("\n".join(f"WRONG: {what}" for row in found.values() for what in row.wrong))
+    reports = report()
+    print(section(reports))
+    print("\n".join(f"WRONG: {what}" for row in reports.values() for what in row.wrong))

@@ -91,10 +91,10 @@ def _without_x(case: Case, y: np.ndarray) -> np.ndarray:
     return y.astype(np.float64) - np.asarray(_forward_session(*key(case)).run(None, fed)[0])
 
 
-Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # y, dy, dx
+Outcome = tuple[np.ndarray, np.ndarray, np.ndarray]  # y, dy, dx
 
 
-def gradients(chosen: Sequence[Case], kernels: str) -> list[Found]:
+def gradients(chosen: Sequence[Case], kernels: str) -> list[Outcome]:
     """What every node of one model gets, from one run; one that leaves all to the run has a session of its own."""
     shapes = [np.shape(forward(case)) for case in chosen]
     if len(chosen) == 1 and chosen[0].known == "nothing":
@@ -171,7 +171,7 @@ def report(kernels: str, chosen: Iterable[Case] | None = None) -> dict[str, Repo
 
 def _check_batch(batch: list[Case], kernels: str, reports: dict[str, Report]) -> None:
     def verdicts(some: Sequence[Case]) -> list[str | None]:
-        return [verdict(case, *found) for case, found in zip(some, gradients(some, kernels), strict=True)]
+        return [verdict(case, *result) for case, result in zip(some, gradients(some, kernels), strict=True)]
 
     check_batch(batch, verdicts, reports, "family", REASON)
 

@@ -59,9 +59,9 @@ def test_a_wrong_gradient_is_seen(name: str) -> None:
     """The judge itself: each answer moved by a little is no longer right."""
     judged = 0
     for case in itertools.islice((case for case in conv.cases() if case.x[0]), 200, 1400, 100):
-        (found,) = conv.gradients([case], "numpy")
-        assert conv.verdict(case, *found) is None
-        y, dy, grads = found
+        (result,) = conv.gradients([case], "numpy")
+        assert conv.verdict(case, *result) is None
+        y, dy, grads = result
         if name in ("x", "w", "b") and name in grads:
             grads[name] = grads[name] + np.float32(0.01) * np.sign(case.arrays()[name])
         elif name == "shape":

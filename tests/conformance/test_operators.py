@@ -31,9 +31,9 @@ def sample() -> list[Case]:
         by_operator[one.op].append(one)
     rng = np.random.default_rng(SEED)
     chosen = [
-        own[i]
-        for own in by_operator.values()
-        for i in sorted(rng.choice(len(own), min(PER_OPERATOR, len(own)), replace=False))
+        cases[i]
+        for cases in by_operator.values()
+        for i in sorted(rng.choice(len(cases), min(PER_OPERATOR, len(cases)), replace=False))
     ]
     return [*chosen, *(one for one in operators.MORE if all(one is not other for other in chosen))]
 
@@ -112,9 +112,9 @@ def a_model(key: registry.Key) -> tuple[ModelProto, list[str]]:
     if name in ROUNDING:
         (text, _), *_ = operators.REFUSED[name]
         return operators.model_of(text, opsets[0]), ["x"]
-    own = [one for one in operators.cases() if one.op == name and "static" not in (*one.refuses, *one.skips)]
-    suits = [(opset, one) for one in own for opset in opsets if one.since <= opset <= one.until]
-    opset, one = suits[0] if suits else (own[0].since, own[0])
+    cases = [one for one in operators.cases() if one.op == name and "static" not in (*one.refuses, *one.skips)]
+    suits = [(opset, one) for one in cases for opset in opsets if one.since <= opset <= one.until]
+    opset, one = suits[0] if suits else (cases[0].since, cases[0])
     model, _, wrt = build(one, opset=opset)
     model.opset_import[0].version = opsets[0] if not suits else opset  # converted only, not run
     return model, wrt

@@ -24,7 +24,7 @@ def sample() -> list[Case]:
     for one in operators.cases():
         by_operator.setdefault(one.op, []).append(one)
     rng = np.random.default_rng(SEED)
-    return [own[rng.integers(len(own))] for own in by_operator.values()]
+    return [cases[rng.integers(len(cases))] for cases in by_operator.values()]
 
 
 def test_a_case_of_every_operator(capsys: pytest.CaptureFixture[str]) -> None:

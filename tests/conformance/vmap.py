@@ -16,7 +16,7 @@ import onnx
 from onnx import ModelProto
 
 import onnx_backprop as ob
-from tests.conformance.derivatives import run_named, told
+from tests.conformance.derivatives import run_named, verdict_counts
 from tests.conformance.operators import FORMS, cases
 from tests.support.gradient_checks import SEED, Case, Feeds, build
 
@@ -32,8 +32,8 @@ def in_rows(array: np.ndarray, n: int) -> np.ndarray:
 
 def by_loop(model: ModelProto, feeds: Sequence[Feeds]) -> Feeds:
     """What the model gives for each row, stacked; ValueError where rows have different shapes."""
-    found = [run_named(model, one) for one in feeds]
-    return {name: np.stack([one[name] for one in found]) for name in found[0]}
+    rows = [run_named(model, one) for one in feeds]
+    return {name: np.stack([one[name] for one in rows]) for name in rows[0]}
 
 
 def compared(model: ModelProto, axes: Sequence[str], feeds: Feeds) -> str:
@@ -144,16 +144,16 @@ def section(counts: dict[str, dict[str, Counter[str]]]) -> str:
     ]
     total: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name in sorted(counts):
-        found = [counts[name].get(mode, Counter[str]()) for mode in MODES]
-        for mode, one in zip(MODES, found, strict=True):
+        tallies = [counts[name].get(mode, Counter[str]()) for mode in MODES]
+        for mode, one in zip(MODES, tallies, strict=True):
             total[mode] += one
-        lines.append(f"| {name} | {' | '.join(map(told, found))} |")
-    lines.append(f"| **all** | {' | '.join(told(total[mode], '**') for mode in MODES)} |")
+        lines.append(f"| {name} | {' | '.join(map(verdict_counts, tallies))} |")
+    lines.append(f"| **all** | {' | '.join(verdict_counts(total[mode], '**') for mode in MODES)} |")
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
     every = [c for c in cases() if not sys.argv[1:] or c.op in sys.argv[1:]]
-    found, bad = report(every)
-    print(section(found))
+    counted, bad = report(every)
+    print(section(counted))
     print("\n".join(f"WRONG: {what[:600]}" for what in bad))

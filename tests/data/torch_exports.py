@@ -90,10 +90,10 @@ class _Logits(import_module("torch").nn.Module):
 def write() -> None:
     torch = import_module("torch")
     FOLDER.mkdir(exist_ok=True)
-    said: dict[str, dict[str, float]] = {}
+    sums: dict[str, dict[str, float]] = {}
     for name, (module, feeds) in modules().items():
         module.eval()
-        said[name] = {key: float(p.detach().double().sum()) for key, p in module.named_parameters()}
+        sums[name] = {key: float(p.detach().double().sum()) for key, p in module.named_parameters()}
         wrapped = module if name == "resnet" else _Logits(module)
         for exporter in ("dynamo", "torchscript"):
             path = FOLDER / f"{name}_{exporter}.onnx"
@@ -119,7 +119,7 @@ def write() -> None:
             assign(model.graph.value_info, [value for value in model.graph.value_info if value.name in stored])
             path.with_name(path.name + ".data").unlink(missing_ok=True)
             onnx.save(model, path)
-    (FOLDER / "parameters.json").write_text(json.dumps(said, indent=1) + "\n")
+    (FOLDER / "parameters.json").write_text(json.dumps(sums, indent=1) + "\n")
 
 
 if __name__ == "__main__":

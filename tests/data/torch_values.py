@@ -122,7 +122,7 @@ def loss_values() -> dict[str, np.ndarray]:
             if case.torch.get("zero_infinity"):
                 more = dict(zip(case.more, np.array([[4, 1, 3, 2, 4], [3, 2, 0, 3, 1]]), strict=True))  # too few in two
         at = torch.tensor(y, requires_grad=True)
-        function = OWN.get(case.torch_name) or getattr(torch.nn.functional, case.torch_name)
+        function = REFERENCES.get(case.torch_name) or getattr(torch.nn.functional, case.torch_name)
         loss = function(at, torch.tensor(target), *map(torch.tensor, more.values()), **arguments)
         loss.backward()
         stored |= {
@@ -200,7 +200,7 @@ def mixture(y: Any, t: Any) -> Any:
     return 0.5 * torch.nn.functional.cross_entropy(y, t, weight=weight) + 2 * dice(y, t, activation="softmax")
 
 
-OWN: dict[str, Any] = {
+REFERENCES: dict[str, Any] = {
     "nll": lambda y, t, **more: torch.nn.functional.nll_loss(y.log(), t, **more),
     "focal": focal,
     "dice": dice,

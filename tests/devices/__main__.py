@@ -45,17 +45,17 @@ def main() -> int:
         for device in arguments.devices:
             if device in absent or (arguments.only and case.name not in arguments.only):
                 continue
-            found = _in_a_process(case, device, arguments.steps, variables)
-            if device != "webgpu" and "is not there" in found.get("error", ""):
+            result = _in_a_process(case, device, arguments.steps, variables)
+            if device != "webgpu" and "is not there" in result.get("error", ""):
                 absent.add(device)
-                print(f"{device}: {found['error']}", flush=True)
+                print(f"{device}: {result['error']}", flush=True)
                 continue
             known = {} if arguments.steps else results.get(case.name, {}).get(device, {})  # of losses, which stay
-            results.setdefault(case.name, {})[device] = {**known, **found}
-            faults = _faults(case, device, found)
+            results.setdefault(case.name, {})[device] = {**known, **result}
+            faults = _faults(case, device, result)
             wrong += bool(faults)
             print(
-                f"{device}  {case.name}: {_outcome(found)}{''.join(f'; WRONG: {fault}' for fault in faults)}",
+                f"{device}  {case.name}: {_outcome(result)}{''.join(f'; WRONG: {fault}' for fault in faults)}",
                 flush=True,
             )
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -84,26 +84,26 @@ def _in_a_process(case: Case, device: str, steps: int, variables: dict[str, str]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _faults(case: Case, device: str, found: dict[str, Any]) -> list[str]:
-    if "error" in found:
+def _faults(case: Case, device: str, result: dict[str, Any]) -> list[str]:
+    if "error" in result:
         return ["it does not run"] if device == "webgpu" else []
     faults = []
-    if "unlike" not in found:
+    if "unlike" not in result:
         return faults
-    if not found["unlike"] <= MOST_UNLIKE.get(device, 1e-4):
+    if not result["unlike"] <= MOST_UNLIKE.get(device, 1e-4):
         faults.append("other losses")
-    if found["copied"]:
-        faults.append(f"{found['copied']} tensors of the state were copied back in the steps")
-    if device == "webgpu" and case.convolutional and found["on_device"] < LEAST_SHARE * found["nodes"]:
+    if result["copied"]:
+        faults.append(f"{result['copied']} tensors of the state were copied back in the steps")
+    if device == "webgpu" and case.convolutional and result["on_device"] < LEAST_SHARE * result["nodes"]:
         faults.append("too little runs on the device")
     return faults
 
 
-def _outcome(found: dict[str, Any]) -> str:
-    if "error" in found:
-        return f"does not run: {found['error'][:300]}"
-    share = f"{found['on_device']:,} of {found['nodes']:,} ({100 * found['on_device'] / found['nodes']:.1f} %)"
-    return f"{share}, losses within {found['unlike']:.0e}" if "unlike" in found else share
+def _outcome(result: dict[str, Any]) -> str:
+    if "error" in result:
+        return f"does not run: {result['error'][:300]}"
+    share = f"{result['on_device']:,} of {result['nodes']:,} ({100 * result['on_device'] / result['nodes']:.1f} %)"
+    return f"{share}, losses within {result['unlike']:.0e}" if "unlike" in result else share
 
 
 def _write(results: dict[str, dict[str, Any]]) -> None:
@@ -113,25 +113,27 @@ def _write(results: dict[str, dict[str, Any]]) -> None:
     for case in CASES:
         about = f", {case.about}" if case.about else ""
         for device in DEVICES:
-            found = results.get(case.name, {}).get(device)
+            result = results.get(case.name, {}).get(device)
             start = f"| {case.name}{about} | {device} |"
-            if found is None:
+            if result is None:
                 old = (line for line in written.splitlines() if line.startswith(start))
                 lines.append(next(old, f"{start} - | not run | |"))
                 continue
-            if "error" in found:
-                lines.append(f"{start} - | - | does not run: {found['error'][:200]} |")
+            if "error" in result:
+                lines.append(f"{start} - | - | does not run: {result['error'][:200]} |")
                 continue
-            share = f"{found['on_device']:,} of {found['nodes']:,}, {100 * found['on_device'] / found['nodes']:.1f} %"
-            within = f"{found['unlike']:.0e}" if "unlike" in found else "not run to the end"
-            within += "" if found.get("steps", STEPS) == STEPS else f", steps: {found['steps']}"
-            lines.append(f"{start} {share} | {within} | {_why(found)} |")
+            share = (
+                f"{result['on_device']:,} of {result['nodes']:,}, {100 * result['on_device'] / result['nodes']:.1f} %"
+            )
+            within = f"{result['unlike']:.0e}" if "unlike" in result else "not run to the end"
+            within += "" if result.get("steps", STEPS) == STEPS else f", steps: {result['steps']}"
+            lines.append(f"{start} {share} | {within} | {_why(result)} |")
     PAGE.write_text("\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{behind}"]), "utf-8")
 
 
-def _why(found: dict[str, Any]) -> str:
+def _why(result: dict[str, Any]) -> str:
     by_reason: dict[str, Counter[str]] = {}
-    for operator, reason in found["elsewhere"]:
+    for operator, reason in result["elsewhere"]:
         by_reason.setdefault(reason, Counter())[operator] += 1
     parts = [
         f"{', '.join(f'{n} {op}' if n > 1 else op for op, n in sorted(counted.items()))}: {reason}"

@@ -50,8 +50,8 @@ def beside(case: Case, device: str, steps: int, **options: Any) -> dict[str, Any
         on_cpu = ob.Trainer(graph, learning_rate=case.rate, kernels="onnx").load(checkpoint)
     trainer.step(batches[-1])
     trainer.read_losses()
-    found = [loss for _, loss in trainer.losses.points]
-    unlike = float(np.abs(np.subtract(found, expected)).max())
+    losses = [loss for _, loss in trainer.losses.points]
+    unlike = float(np.abs(np.subtract(losses, expected)).max())
     unlike = max(unlike, abs(on_cpu.step(batches[-1]) - expected[-1]))
     return _placed(trainer) | {
         "steps": steps,

@@ -134,8 +134,8 @@ def _javascript(block: Block, _: dict[str, Any]) -> None:
     script.write_text(text)
     done = subprocess.run([node(), script, "site"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, f"{block}: {done.stderr[-2000:]}"
-    for said in _PRINTED.findall(block.text):
-        assert said.strip() in done.stdout, f"{block}: {said!r} is not in {done.stdout!r}"
+    for printed in _PRINTED.findall(block.text):
+        assert printed.strip() in done.stdout, f"{block}: {printed!r} is not in {done.stdout!r}"
 
 
 _MODULES: dict[str, Callable[[], Path]] = {

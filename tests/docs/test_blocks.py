@@ -34,7 +34,7 @@ NOT_RUN = {
     "docs/tutorial.md": ["needs PyTorch"],
 }
 DOORS = ("attribution", "casadi", "flower", "fmi", "jax", "openmdao", "privacy", "pytensor", "scipy")
-CODE = {page: found for page in PAGES if (found := [block for block in blocks(page) if block.language])}
+CODE = {page: fenced for page in PAGES if (fenced := [block for block in blocks(page) if block.language])}
 _LOOKS_LIKE_CODE = re.compile(
     r"^\s*(\$|>>>|(pip|make|python|mpiexec|onnx-backprop|import|from|npm|node)\s|trainer\.|ob\.)", re.M
 )
@@ -56,12 +56,12 @@ def test_a_door_is_one_screen(page: str) -> None:
 
 
 def test_what_is_not_run_says_why() -> None:
-    found: dict[str, list[str]] = {}
+    skipped: dict[str, list[str]] = {}
     for page, code in CODE.items():
         for block in code:
             if block.not_run:
-                found.setdefault(str(page.relative_to(ROOT)), []).append(block.not_run)
-    assert found == NOT_RUN
+                skipped.setdefault(str(page.relative_to(ROOT)), []).append(block.not_run)
+    assert skipped == NOT_RUN
 
 
 def test_no_code_is_passed_off_as_text() -> None:

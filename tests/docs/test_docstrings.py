@@ -18,8 +18,8 @@ def documented(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
     """A public name, and what is public in a class or a module of ours."""
     yield name, thing
     if inspect.isclass(thing) or inspect.ismodule(thing):
-        own = getattr(thing, "__all__", [n for n, member in vars(thing).items() if _is_of(thing, member)])
-        for member in own:
+        names = getattr(thing, "__all__", [n for n, member in vars(thing).items() if _is_of(thing, member)])
+        for member in names:
             if not member.startswith("_"):
                 yield from documented(f"{name}.{member}", getattr(thing, member))
 

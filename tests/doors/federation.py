@@ -47,8 +47,8 @@ def batches_of(client: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Clients have unequal numbers of images, mostly of their own digits."""
     x, labels, *_ = digits()
     mostly = np.argsort((labels - client) % 10 + np.random.default_rng(2).uniform(0, 6, len(x)), kind="stable")
-    own = mostly[: 100 + 20 * client]
-    return [(x[own[at : at + 30]], labels[own[at : at + 30]]) for at in range(0, len(own), 30)]
+    rows = mostly[: 100 + 20 * client]
+    return [(x[rows[at : at + 30]], labels[rows[at : at + 30]]) for at in range(0, len(rows), 30)]
 
 
 def of_node(context: Any) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -26,14 +26,14 @@ def loss(f: ob.Function, x: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def test_loss_norm_and_bounds(method: str, norm: float) -> None:
     f, x = ob.function(classifier()), images(20)
     labels = f(x)[0].argmax(axis=1)
-    found = ob.attack(f, x, labels, epsilon=EPSILON, method=method, norm=norm)
-    assert (found.shape, found.dtype) == (x.shape, x.dtype)
-    lengths = np.linalg.norm((found - x).reshape(20, -1), ord=norm, axis=1)
+    adversarial = ob.attack(f, x, labels, epsilon=EPSILON, method=method, norm=norm)
+    assert (adversarial.shape, adversarial.dtype) == (x.shape, x.dtype)
+    lengths = np.linalg.norm((adversarial - x).reshape(20, -1), ord=norm, axis=1)
     assert (lengths <= EPSILON * (1 + 1e-5)).all()
     assert lengths.max() > EPSILON / 2
-    assert found.min() >= 0
-    assert found.max() <= 1
-    assert (loss(f, found, labels) > loss(f, x, labels)).mean() >= 0.9
+    assert adversarial.min() >= 0
+    assert adversarial.max() <= 1
+    assert (loss(f, adversarial, labels) > loss(f, x, labels)).mean() >= 0.9
     other = (labels + 1) % 3
     towards = ob.attack(f, x, other, epsilon=EPSILON, method=method, norm=norm, targeted=True)
     assert (loss(f, towards, other) < loss(f, x, other)).mean() >= 0.9
@@ -51,8 +51,8 @@ def test_the_best_attack_on_a_linear_model() -> None:
     towards = np.array([1, -1])[:, None] * (w[:, 1] - w[:, 0])  # of the rows, which are of the classes 0 and 1
     for norm, best in ((np.inf, np.sign(towards)), (2, towards / np.linalg.norm(towards, axis=1, keepdims=True))):
         for method in ("fgsm", "pgd"):
-            found = ob.attack(model, x, [0, 1], epsilon=0.1, method=method, norm=norm, random_start=False)
-            np.testing.assert_allclose(found, x + 0.1 * best, err_msg=f"{method} {norm}")
+            adversarial = ob.attack(model, x, [0, 1], epsilon=0.1, method=method, norm=norm, random_start=False)
+            np.testing.assert_allclose(adversarial, x + 0.1 * best, err_msg=f"{method} {norm}")
 
 
 def test_what_is_refused() -> None:
@@ -96,8 +96,8 @@ def test_torchattacks() -> None:
             {"step_size": 0.2, "steps": 7, "norm": 2, "epsilon": 0.5},
         ),
     ):
-        found = ob.attack(f, x, labels, **{"epsilon": EPSILON, "random_start": False, **ours})
-        np.testing.assert_allclose(found, theirs(*tensors).numpy(), atol=1e-5, err_msg=repr(theirs))
+        adversarial = ob.attack(f, x, labels, **{"epsilon": EPSILON, "random_start": False, **ours})
+        np.testing.assert_allclose(adversarial, theirs(*tensors).numpy(), atol=1e-5, err_msg=repr(theirs))
 
 
 def test_art() -> None:
@@ -120,9 +120,9 @@ def test_art() -> None:
             pgd = evasion.ProjectedGradientDescent(network, **common, eps_step=step, max_iter=7, verbose=False)
             y, shared = (labels + targeted) % 3, {"epsilon": epsilon, "norm": norm, "bounds": bounds}
             for theirs, ours in ((fast, {"method": "fgsm"}), (pgd, {"step_size": step, "steps": 7})):
-                found = ob.attack(f, x, y, targeted=targeted, random_start=False, **shared, **ours)
+                adversarial = ob.attack(f, x, y, targeted=targeted, random_start=False, **shared, **ours)
                 expected = theirs.generate(x, np.eye(3, dtype="f")[y])
-                np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=f"{theirs} {norm} {targeted}")
+                np.testing.assert_allclose(adversarial, expected, atol=1e-5, err_msg=f"{theirs} {norm} {targeted}")
 
 
 BOX = "".join(
@@ -160,15 +160,15 @@ def test_counterexamples(prop: str, holds: Any, tmp_path: Path) -> None:
     file.write_text(BOX + OUTPUTS + prop, "utf-8")
     for dtype in ("float", "double"):
         f = ob.function(saddle(dtype))
-        found = ob.counterexample(f, file, restarts=5)
+        example = ob.counterexample(f, file, restarts=5)
         if holds is None:
-            assert found is None
+            assert example is None
             continue
-        assert found is not None
-        (y,) = f(found)
-        assert holds(found[0].astype(float), y[0].astype(float)), (found, y)
-        assert np.abs(found).max() <= 1
-        np.testing.assert_array_equal(found, ob.counterexample(f, file, restarts=5))
+        assert example is not None
+        (y,) = f(example)
+        assert holds(example[0].astype(float), y[0].astype(float)), (example, y)
+        assert np.abs(example).max() <= 1
+        np.testing.assert_array_equal(example, ob.counterexample(f, file, restarts=5))
 
 
 def test_bounds_that_float32_has_not(tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_bounds_that_float32_has_not(tmp_path: Path) -> None:
     file, f = tmp_path / "prop.vnnlib", ob.function(saddle())
     file.write_text(BOX + OUTPUTS + "(assert (<= X_0 0.1))(assert (>= X_0 0.0999999925))", "utf-8")
     for seed in range(12):
-        found = ob.counterexample(f, file, seed=seed)
-        assert found is not None
-        assert 0.0999999925 <= float(found[0, 0]) <= 0.1 < float(np.float32(0.1)), seed
+        example = ob.counterexample(f, file, seed=seed)
+        assert example is not None
+        assert 0.0999999925 <= float(example[0, 0]) <= 0.1 < float(np.float32(0.1)), seed
 
 
 @pytest.mark.parametrize(
@@ -214,9 +214,9 @@ def test_version_2(tmp_path: Path) -> None:
         (declare-network N (declare-input X Real [1,2]) (declare-output Y Real [1,2]))
         (assert (<= X[0,0] 1.0)) (assert (>= X[0,0] -1.0)) (assert (<= X[0,1] 0.5)) (assert (>= X[0,1] -1.0))
         (assert (or (>= Y[0,0] 5.0) (<= Y[0,1] -1.25)))""")
-    found = ob.counterexample(saddle(), file)
-    assert found is not None
-    assert found[0, 0] - found[0, 1] <= -1.25
+    example = ob.counterexample(saddle(), file)
+    assert example is not None
+    assert example[0, 0] - example[0, 1] <= -1.25
     file.write_text(file.read_text().replace("[1,2]", "[1,3]"))
     with pytest.raises(ob.InvalidArgumentError, match="has 3 inputs|cannot be read|no bounds"):
         ob.counterexample(saddle(), file)

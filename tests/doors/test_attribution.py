@@ -46,10 +46,10 @@ def test_formulas() -> None:
 
 def test_the_sum_of_integrated_gradients() -> None:
     f = ob.function(classifier())
-    found = ob.attribute(f, images(), method="integrated", target=TARGETS, steps=200)
+    attribution = ob.attribute(f, images(), method="integrated", target=TARGETS, steps=200)
     scores, base = f(images())[0], f(np.zeros_like(images()))[0]
     rows = np.arange(5)
-    np.testing.assert_allclose(found.sum(axis=(1, 2, 3)), (scores - base)[rows, TARGETS], atol=5e-3)
+    np.testing.assert_allclose(attribution.sum(axis=(1, 2, 3)), (scores - base)[rows, TARGETS], atol=5e-3)
 
 
 def test_gradcam_and_more_inputs() -> None:
@@ -65,8 +65,8 @@ def test_gradcam_and_more_inputs() -> None:
     cam = ob.attribute(model, feeds, method="gradcam", layer="a", wrt=["x"])
     mean = slope[:, None, None] * gains.mean(axis=1, keepdims=True)
     np.testing.assert_allclose(cam, np.maximum((mean * np.sin(x)).sum(axis=1, keepdims=True), 0))
-    found = ob.attribute(model, feeds, wrt=["x"])
-    np.testing.assert_allclose(found, np.abs(slope[:, None, None] * gains * np.cos(x)))
+    attribution = ob.attribute(model, feeds, wrt=["x"])
+    np.testing.assert_allclose(attribution, np.abs(slope[:, None, None] * gains * np.cos(x)))
 
 
 def test_what_is_refused() -> None:
@@ -103,9 +103,9 @@ def test_captum() -> None:
     tensor.requires_grad_()
     f = ob.function(classifier())
 
-    def check(found: np.ndarray, expected: Any) -> None:
+    def check(actual: np.ndarray, expected: Any) -> None:
         expected = expected.detach().numpy()
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
     check(ob.attribute(f, images(), target=TARGETS), captum.Saliency(network).attribute(tensor, target=TARGETS))
     baselines = images(4)[3:] * 0.3

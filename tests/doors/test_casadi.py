@@ -65,9 +65,11 @@ def compare(
     for n in range(f.n_in()):
         if not f.is_diff_in(n):
             point[n] = np.zeros(xs[n].shape)
-    own = derivatives(xs, list(f.call(xs)), seeds, **options)
+    computed = derivatives(xs, list(f.call(xs)), seeds, **options)
     true = derivatives(xs, formula(*xs), seeds)
-    for what, ours, theirs in zip(("y", "jacobian", "gradient", "hessian"), own(*point), true(*point), strict=True):
+    for what, ours, theirs in zip(
+        ("y", "jacobian", "gradient", "hessian"), computed(*point), true(*point), strict=True
+    ):
         difference = np.abs(np.array(ours) - np.array(theirs)).max()
         assert difference <= bound * max(1.0, np.abs(np.array(theirs)).max()), (what, difference)
 
@@ -146,8 +148,8 @@ def test_symbolic_lengths(text: str, lengths: dict[str, int], tmp_path: Path) ->
     f = builder.create("f")
     x, seed = (casadi.MX.sym(name, *f.size_in(0)) for name in "xw")
     point = [np.random.default_rng(4).uniform(0.5, 1.5, x.shape) for _ in range(2)]
-    own, true = (derivatives([x], [y], [seed])(*point) for y in (f(x), casadi.exp(x) * x))
-    for ours, theirs in zip(own, true, strict=True):
+    computed, true = (derivatives([x], [y], [seed])(*point) for y in (f(x), casadi.exp(x) * x))
+    for ours, theirs in zip(computed, true, strict=True):
         np.testing.assert_allclose(np.array(ours), np.array(theirs), atol=1e-12)
 
 

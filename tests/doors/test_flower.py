@@ -26,20 +26,20 @@ def averaged(rounds: int, epochs: int, rate: float, server_rate: float = 1.0) ->
         total = {name: np.zeros_like(value) for name, value in w.items()}
         images = 0
         for client in range(CLIENTS):
-            own = {name: value.copy() for name, value in w.items()}
+            local = {name: value.copy() for name, value in w.items()}
             for _ in range(epochs):
                 for x, labels in batches_of(client):
-                    a = x @ own["w1"] + own["b1"]
+                    a = x @ local["w1"] + local["b1"]
                     b = np.maximum(a, 0)
-                    scores = b @ own["w2"] + own["b2"]
+                    scores = b @ local["w2"] + local["b2"]
                     e = np.exp(scores - scores.max(axis=1, keepdims=True))
                     d = (e / e.sum(axis=1, keepdims=True) - np.eye(10)[labels]) / len(x)
-                    da = d @ own["w2"].T * (a > 0)
+                    da = d @ local["w2"].T * (a > 0)
                     gradients = {"w1": x.T @ da, "b1": da.sum(0), "w2": b.T @ d, "b2": d.sum(0)}
-                    own = {name: value - rate * gradients[name] for name, value in own.items()}
+                    local = {name: value - rate * gradients[name] for name, value in local.items()}
             size = sum(len(labels) for _, labels in batches_of(client))
             images += size
-            total = {name: total[name] + size * (own[name] - w[name]) for name in w}
+            total = {name: total[name] + size * (local[name] - w[name]) for name in w}
         w = {name: w[name] + server_rate * total[name] / images for name in w}
     return w
 
@@ -62,14 +62,14 @@ def test_federated_averaging(deltas: bool) -> None:
 
 def test_an_adapter_alone_travels() -> None:
     base = network()
-    made = ob.lora(base, targets=["w1", "w2"], rank=4)
-    server = trainer(made.model, optimizer="adam", trainable=made.trainable)
+    adapted = ob.lora(base, targets=["w1", "w2"], rank=4)
+    server = trainer(adapted.model, optimizer="adam", trainable=adapted.trainable)
     names = set(server.parameters())
     record = ob.flower.arrays(server)
     assert set(record) == names
     assert names.isdisjoint(weights_of(base))
     assert sum(array.numpy().size for array in record.values()) < sum(w.size for w in weights_of(base).values()) / 3
-    app = ob.flower.client(trainer(made.model, optimizer="adam", trainable=made.trainable), of_node)
+    app = ob.flower.client(trainer(adapted.model, optimizer="adam", trainable=adapted.trainable), of_node)
     config = flwr_app.ConfigRecord({"learning-rate": 0.05, "epochs": 3})
     strategy = ob.flower.DeltaAvg(fraction_evaluate=0.0)
     before = accuracy(server)
@@ -163,18 +163,18 @@ def test_flower_simulation() -> None:
     pytest.importorskip("ray", reason="needs ray: make doors")
     simulation: Any = pytest.importorskip("flwr.simulation")
     serverapp: Any = pytest.importorskip("flwr.serverapp")
-    server, found = serverapp.ServerApp(), trainer()
+    server, central = serverapp.ServerApp(), trainer()
 
     @server.main()
     def main(grid: Any, context: Any) -> None:
         strategy = ob.flower.DeltaAvg(fraction_evaluate=0.0, min_available_nodes=CLIENTS, min_train_nodes=CLIENTS)
         config = flwr_app.ConfigRecord({"learning-rate": 0.3})
-        result = strategy.start(grid, ob.flower.arrays(found), num_rounds=2, train_config=config)
-        ob.flower.set_arrays(found, result.arrays)
+        result = strategy.start(grid, ob.flower.arrays(central), num_rounds=2, train_config=config)
+        ob.flower.set_arrays(central, result.arrays)
 
     resources = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2, "include_dashboard": False}}
     app = ob.flower.client(trainer(), of_node)
     simulation.run_simulation(server, app, num_supernodes=CLIENTS, backend_config=resources)
     expected = averaged(2, 1, 0.3)
-    for name, value in found.parameters().items():
+    for name, value in central.parameters().items():
         np.testing.assert_allclose(value, expected[name], atol=2e-4, err_msg=name)

@@ -48,20 +48,20 @@ def instance(
     description = fmpy.read_model_description(str(path))
     folder = fmpy.extract(str(path), str(path.with_suffix("")))
     part = description.coSimulation if slave else description.modelExchange
-    made = (fmi3.FMU3Slave if slave else fmi3.FMU3Model)(
+    fmu = (fmi3.FMU3Slave if slave else fmi3.FMU3Model)(
         guid=description.guid, unzipDirectory=folder, modelIdentifier=part.modelIdentifier, instanceName="it"
     )
     heard = [] if messages is None else messages
-    made.instantiate(logMessage=lambda _env, _status, _category, message: heard.append(message.decode()))
-    made.enterInitializationMode()
-    made.exitInitializationMode()
+    fmu.instantiate(logMessage=lambda _env, _status, _category, message: heard.append(message.decode()))
+    fmu.enterInitializationMode()
+    fmu.exitInitializationMode()
     if slave:
-        made.enterStepMode()
+        fmu.enterStepMode()
     else:
-        made.enterContinuousTimeMode()
-    yield made, {variable.name: variable.valueReference for variable in description.modelVariables}
-    made.terminate()
-    made.freeInstance()
+        fmu.enterContinuousTimeMode()
+    yield fmu, {variable.name: variable.valueReference for variable in description.modelVariables}
+    fmu.terminate()
+    fmu.freeInstance()
 
 
 def simulated(path: Path, **arguments: Any) -> Any:
@@ -86,37 +86,37 @@ def test_an_equation_in_cvode(tmp_path: Path) -> None:
     """Van der Pol's oscillator, by FMPy's CVode, beside the formula in SciPy."""
     integrate = pytest.importorskip("scipy.integrate")
     path = ob.fmu(model_of(OSCILLATOR), tmp_path / "o.fmu", states={"x": "dx"}, start={"x": [2, 0]}, runtime=False)
-    found = simulated(path, stop_time=5.0, relative_tolerance=1e-8, output=["energy"], solver="CVode")
-    true = integrate.solve_ivp(lambda _, x: rates(x), (0, 5), [2, 0], rtol=1e-9, atol=1e-10, t_eval=found["time"])
-    np.testing.assert_allclose(found["energy"], (true.y**2).sum(0), rtol=1e-4)
+    result = simulated(path, stop_time=5.0, relative_tolerance=1e-8, output=["energy"], solver="CVode")
+    true = integrate.solve_ivp(lambda _, x: rates(x), (0, 5), [2, 0], rtol=1e-9, atol=1e-10, t_eval=result["time"])
+    np.testing.assert_allclose(result["energy"], (true.y**2).sum(0), rtol=1e-4)
 
 
 def test_a_solver_that_asks_for_derivatives(tmp_path: Path) -> None:
     """Radau with Jacobians of fmi3GetDirectionalDerivative asks for fewer rates than with differences, and ends there too."""
     integrate = pytest.importorskip("scipy.integrate")
     path = ob.fmu(model_of(OSCILLATOR), tmp_path / "o.fmu", states={"x": "dx"}, runtime=False)
-    with instance(path) as (made, reference):
+    with instance(path) as (fmu, reference):
         calls = []
 
         def rate(t: float, x: np.ndarray) -> np.ndarray:
             calls.append(t)
-            made.setFloat64([reference["x"]], x)
-            return np.array(made.getFloat64([reference["dx"]], nValues=2))
+            fmu.setFloat64([reference["x"]], x)
+            return np.array(fmu.getFloat64([reference["dx"]], nValues=2))
 
         def jacobian(_: float, x: np.ndarray) -> np.ndarray:
-            made.setFloat64([reference["x"]], x)
-            columns = [made.getDirectionalDerivative([reference["dx"]], [reference["x"]], e, 2) for e in np.eye(2)]
+            fmu.setFloat64([reference["x"]], x)
+            columns = [fmu.getDirectionalDerivative([reference["dx"]], [reference["x"]], e, 2) for e in np.eye(2)]
             return np.array(columns).T
 
-        found = integrate.solve_ivp(rate, (0, 5), [2, 0], "Radau", jac=jacobian)
+        solution = integrate.solve_ivp(rate, (0, 5), [2, 0], "Radau", jac=jacobian)
         asked = len(calls)
         integrate.solve_ivp(rate, (0, 5), [2, 0], "Radau")
         x = np.array([1.5, -0.3])
         np.testing.assert_allclose(jacobian(0, x), [[0, 1], [-10 * x[0] * x[1] - 1, 5 * (1 - x[0] ** 2)]], rtol=1e-14)
-    assert found.success
+    assert solution.success
     assert asked < len(calls) - asked
     true = integrate.solve_ivp(lambda _, x: rates(x), (0, 5), [2, 0], rtol=1e-9, atol=1e-10)
-    np.testing.assert_allclose(found.y[:, -1], true.y[:, -1], atol=5e-3)
+    np.testing.assert_allclose(solution.y[:, -1], true.y[:, -1], atol=5e-3)
 
 
 def test_derivatives_are_those_of_the_model(tmp_path: Path) -> None:
@@ -131,16 +131,16 @@ def test_derivatives_are_those_of_the_model(tmp_path: Path) -> None:
     forward, backward = ob.session(ob.jvp(model, ["a", "b"])), ob.session(ob.vjp(model, ["a", "b"]))
     tangents: Any = forward.run(["y_tangent", "total_tangent"], {**feeds, "a_tangent": da, "b_tangent": db})
     gradients: Any = backward.run(["a_grad", "b_grad"], {**feeds, "y_grad": y, "total_grad": total})
-    with instance(path) as (made, r):
-        made.setFloat32([r["b"], r["a"]], [*b, *a.ravel()])
-        outputs = made.getFloat32([r["total"], r["y"]], nValues=7)
-        found = made.getDirectionalDerivative([r["y"], r["total"]], [r["b"], r["a"]], [*db, *da.ravel()], 7)
-        np.testing.assert_allclose(found, np.append(tangents[0], tangents[1]), rtol=1e-5)
-        found = made.getAdjointDerivative([r["total"], r["y"]], [r["a"], r["b"]], [total, *y.ravel()], 9)
-        np.testing.assert_allclose(found, np.append(gradients[0], gradients[1]), rtol=1e-5)
-        found = made.getDirectionalDerivative([r["total"]], [r["b"]], db)  # the others are held
+    with instance(path) as (fmu, r):
+        fmu.setFloat32([r["b"], r["a"]], [*b, *a.ravel()])
+        outputs = fmu.getFloat32([r["total"], r["y"]], nValues=7)
+        derivative = fmu.getDirectionalDerivative([r["y"], r["total"]], [r["b"], r["a"]], [*db, *da.ravel()], 7)
+        np.testing.assert_allclose(derivative, np.append(tangents[0], tangents[1]), rtol=1e-5)
+        derivative = fmu.getAdjointDerivative([r["total"], r["y"]], [r["a"], r["b"]], [total, *y.ravel()], 9)
+        np.testing.assert_allclose(derivative, np.append(gradients[0], gradients[1]), rtol=1e-5)
+        derivative = fmu.getDirectionalDerivative([r["total"]], [r["b"]], db)  # the others are held
         held: Any = forward.run(["total_tangent"], {**feeds, "a_tangent": 0 * da, "b_tangent": db})
-        np.testing.assert_allclose(found, held, rtol=1e-5)
+        np.testing.assert_allclose(derivative, held, rtol=1e-5)
     expected: Any = ob.session(model).run(["total", "y"], feeds)
     np.testing.assert_allclose(outputs, np.append(*expected), rtol=1e-6)
 
@@ -150,46 +150,43 @@ def test_a_function_follows_its_inputs(kind: str, tmp_path: Path) -> None:
     model = model_of("(double u) => (double y) { y = Sin (u) }")
     model.graph.input[0].name = model.graph.node[0].input[0] = "u <1> & 'more'"
     path = ob.fmu(model, tmp_path / "2 odd-names.fmu", start={"u <1> & 'more'": 0.5}, runtime=False)
-    found = simulated(path, fmi_type=kind, stop_time=1.0)
-    np.testing.assert_allclose(found["y"], np.sin(0.5), rtol=1e-15)
+    result = simulated(path, fmi_type=kind, stop_time=1.0)
+    np.testing.assert_allclose(result["y"], np.sin(0.5), rtol=1e-15)
     u = np.array([(t, np.cos(t)) for t in np.linspace(0, 1, 11)], [("time", float), ("u <1> & 'more'", float)])
-    found = simulated(path, fmi_type=kind, stop_time=1.0, input=u, output_interval=0.1)
-    np.testing.assert_allclose(found["y"][1:], np.sin(np.cos(found["time"][1:])), atol=0.1)
-    assert np.ptp(found["y"]) > 0.1
+    result = simulated(path, fmi_type=kind, stop_time=1.0, input=u, output_interval=0.1)
+    np.testing.assert_allclose(result["y"][1:], np.sin(np.cos(result["time"][1:])), atol=0.1)
+    assert np.ptp(result["y"]) > 0.1
 
 
 def test_states_are_kept_and_restored(tmp_path: Path) -> None:
     path = ob.fmu(model_of(OSCILLATOR), tmp_path / "o.fmu", states={"x": "dx"}, start={"x": [2, 1]}, runtime=False)
-    with instance(path) as (made, r):
-        state = made.getFMUState()
-        copy = made.deserializeFMUState(made.serializeFMUState(state))
-        made.setFloat64([r["x"]], [7, 8])
-        assert made.getFloat64([r["energy"]]) == [113]
-        made.setFMUState(copy)
-        assert made.getFloat64([r["energy"], r["x"]], nValues=3) == [5, 2, 1]
+    with instance(path) as (fmu, r):
+        state = fmu.getFMUState()
+        copy = fmu.deserializeFMUState(fmu.serializeFMUState(state))
+        fmu.setFloat64([r["x"]], [7, 8])
+        assert fmu.getFloat64([r["energy"]]) == [113]
+        fmu.setFMUState(copy)
+        assert fmu.getFloat64([r["energy"], r["x"]], nValues=3) == [5, 2, 1]
         for one in (state, copy):
-            made.freeFMUState(one)
-        made.setFloat64([r["x"]], [7, 8])
-        made.reset()
-        assert made.getFloat64([r["x"]], nValues=2) == [2, 1]
+            fmu.freeFMUState(one)
+        fmu.setFloat64([r["x"]], [7, 8])
+        fmu.reset()
+        assert fmu.getFloat64([r["x"]], nValues=2) == [2, 1]
 
 
 def test_error_messages(tmp_path: Path) -> None:
     path, messages = ob.fmu(model_of(OSCILLATOR), tmp_path / "o.fmu", states={"x": "dx"}, runtime=False), []
-    with instance(path, messages=messages) as (made, r):
+    with instance(path, messages=messages) as (fmu, r):
         for call, message in (
-            (lambda: made.setFloat64([r["energy"]], [1]), "energy is computed and cannot be set"),
-            (lambda: made.getFloat32([r["u"]]), "u is a Float64, not a Float32"),
-            (lambda: made.getFloat64([99]), "no variable has the value reference 99"),
-            (lambda: made.getFloat64([r["x"]]), "x has 2 elements, and 1 are left"),
-            (lambda: made.getInt32([r["x"]]), "there are no variables of type Int32"),
-            (lambda: made.getDirectionalDerivative([r["u"]], [r["x"]], [1, 0]), "u is no output and no derivative"),
+            (lambda: fmu.setFloat64([r["energy"]], [1]), "energy is computed and cannot be set"),
+            (lambda: fmu.getFloat32([r["u"]]), "u is a Float64, not a Float32"),
+            (lambda: fmu.getFloat64([99]), "no variable has the value reference 99"),
+            (lambda: fmu.getFloat64([r["x"]]), "x has 2 elements, and 1 are left"),
+            (lambda: fmu.getInt32([r["x"]]), "there are no variables of type Int32"),
+            (lambda: fmu.getDirectionalDerivative([r["u"]], [r["x"]], [1, 0]), "u is no output and no derivative"),
+            (lambda: fmu.getDirectionalDerivative([r["dx"]], [r["energy"]], [1], 2), "energy is no input and no state"),
             (
-                lambda: made.getDirectionalDerivative([r["dx"]], [r["energy"]], [1], 2),
-                "energy is no input and no state",
-            ),
-            (
-                lambda: made.getAdjointDerivative([r["dx"]], [r["u"]], [1], 1),
+                lambda: fmu.getAdjointDerivative([r["dx"]], [r["u"]], [1], 1),
                 "dx has 2 elements, more than are left of 1",
             ),
         ):
@@ -208,11 +205,11 @@ def test_without_the_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_equation_without_a_solver(tmp_path: Path) -> None:
     path, messages = ob.fmu(model_of(OSCILLATOR), tmp_path / "o.fmu", states={"x": "dx"}, runtime=False), []
-    made = fmi3.FMU3Slave(
+    fmu = fmi3.FMU3Slave(
         guid="", unzipDirectory=fmpy.extract(str(path), str(tmp_path / "o")), modelIdentifier="o", instanceName="it"
     )
     with pytest.raises(Exception, match="instantiate"):
-        made.instantiate(logMessage=lambda _env, _status, _category, message: messages.append(message.decode()))
+        fmu.instantiate(logMessage=lambda _env, _status, _category, message: messages.append(message.decode()))
     assert messages == ["the FMU has states and no solver: it is for Model Exchange"]
 
 

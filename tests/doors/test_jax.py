@@ -114,13 +114,13 @@ def test_a_training_in_float32() -> None:
             def cost(weights: dict[str, Any]) -> Any:
                 return -jax.nn.log_softmax(network(x, **weights))[np.arange(20), labels].mean()
 
-            step, weights, found = jax.jit(jax.value_and_grad(cost)), dict(f.values), []
+            step, weights, costs = jax.jit(jax.value_and_grad(cost)), dict(f.values), []
             for _ in range(20):
                 value, gradients = step(weights)
                 weights = {name: w - 0.5 * gradients[name] for name, w in weights.items()}
-                found.append(float(value))
+                costs.append(float(value))
             assert weights["head"].dtype == np.float32
-            return found
+            return costs
 
         got, expected = losses(f), losses(twin)
         np.testing.assert_allclose(got, expected, rtol=1e-4)

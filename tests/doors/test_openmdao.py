@@ -23,32 +23,32 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problem(component: Any) -> Any:
-    made = om.Problem(reports=False)
-    made.model.add_subsystem("waves", component, promotes=["*"])
-    made.setup()
+    prob = om.Problem(reports=False)
+    prob.model.add_subsystem("waves", component, promotes=["*"])
+    prob.setup()
     for name, value in (("x", X), ("b", B), ("k", K)):
-        made.set_val(name, value)
-    made.run_model()
-    return made
+        prob.set_val(name, value)
+    prob.run_model()
+    return prob
 
 
 @pytest.mark.parametrize("matrix_free", [False, True])
 def test_partials(matrix_free: bool) -> None:
-    made = problem(ob.openmdao.Component(waves(), shapes=SHAPES, matrix_free=matrix_free))
-    np.testing.assert_allclose(made["y"], np.sin(X + B) @ W)
-    assert made["c"] == 6
+    prob = problem(ob.openmdao.Component(waves(), shapes=SHAPES, matrix_free=matrix_free))
+    np.testing.assert_allclose(prob["y"], np.sin(X + B) @ W)
+    assert prob["c"] == 6
     for mode in ("fwd", "rev"):
-        made.setup(mode=mode)
+        prob.setup(mode=mode)
         for name, value in (("x", X), ("b", B)):
-            made.set_val(name, value)
-        made.run_model()
-        found = made.compute_totals(of=["y", "z"], wrt=["x", "b"])
-        whole = np.block([[found[y, x] for x in ("x", "b")] for y in ("y", "z")])
+            prob.set_val(name, value)
+        prob.run_model()
+        totals = prob.compute_totals(of=["y", "z"], wrt=["x", "b"])
+        whole = np.block([[totals[y, x] for x in ("x", "b")] for y in ("y", "z")])
         np.testing.assert_allclose(whole, jacobian_of_waves(X, B), atol=1e-12)
-    made.check_partials(
+    prob.check_partials(
         out_stream=None, form="central", step=1e-5, abs_err_tol=1e-6, rel_err_tol=1e-6, show_only_incorrect=True
     )
-    errors = made.check_partials(out_stream=None, form="central", step=1e-5)["waves"]
+    errors = prob.check_partials(out_stream=None, form="central", step=1e-5)["waves"]
     assert len(errors) == 4
     for pair, error in errors.items():
         np.testing.assert_allclose(error["J_fwd"], error["J_fd"], rtol=1e-6, atol=1e-8, err_msg=str(pair))
@@ -56,13 +56,13 @@ def test_partials(matrix_free: bool) -> None:
 
 def test_float32_and_weights() -> None:
     component = ob.openmdao.Component(waves("float"), shapes=SHAPES, wrt=["x", "W"], of=["y"])
-    made = problem(component)
-    np.testing.assert_array_equal(made["W"], W)
-    errors = made.check_partials(out_stream=None, form="central", step=1e-2)["waves"]
+    prob = problem(component)
+    np.testing.assert_array_equal(prob["W"], W)
+    errors = prob.check_partials(out_stream=None, form="central", step=1e-2)["waves"]
     assert set(errors) == {("y", "x"), ("y", "W")}  # b is not in wrt, and discrete
     for pair, error in errors.items():
         np.testing.assert_allclose(error["J_fwd"], error["J_fd"], atol=1e-3, err_msg=str(pair))
-    np.testing.assert_allclose(made.compute_totals(["y"], ["x"])["y", "x"], jacobian_of_waves(X, B)[:8, :12], atol=1e-6)
+    np.testing.assert_allclose(prob.compute_totals(["y"], ["x"])["y", "x"], jacobian_of_waves(X, B)[:8, :12], atol=1e-6)
 
 
 def test_an_optimisation() -> None:
@@ -70,15 +70,15 @@ def test_an_optimisation() -> None:
     model = parser.parse_model("""<ir_version: 10, opset_import: ["": 18]>
         distance (double[2] x) => (double f, double total) <double[2] goal = {1.0, 2.5}> {
             d = Sub (x, goal) f = ReduceSumSquare <keepdims = 0> (d) total = ReduceSum <keepdims = 0> (x) }""")
-    made = om.Problem(reports=False)
-    made.model.add_subsystem("distance", ob.openmdao.Component(model), promotes=["*"])
-    made.driver = om.ScipyOptimizeDriver(optimizer="SLSQP", disp=False)
-    made.model.add_design_var("x")
-    made.model.add_objective("f")
-    made.model.add_constraint("total", upper=2.0)
-    made.setup()
-    assert made.run_driver().success
-    np.testing.assert_allclose(made["x"], [0.25, 1.75])
+    prob = om.Problem(reports=False)
+    prob.model.add_subsystem("distance", ob.openmdao.Component(model), promotes=["*"])
+    prob.driver = om.ScipyOptimizeDriver(optimizer="SLSQP", disp=False)
+    prob.model.add_design_var("x")
+    prob.model.add_objective("f")
+    prob.model.add_constraint("total", upper=2.0)
+    prob.setup()
+    assert prob.run_driver().success
+    np.testing.assert_allclose(prob["x"], [0.25, 1.75])
 
 
 def test_names_and_what_is_refused() -> None:

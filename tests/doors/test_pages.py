@@ -38,6 +38,6 @@ def serve(names: dict[str, Any]) -> None:
 
 def trained(trainer: Any) -> float:
     """The accuracy of a trainer, which then begins anew."""
-    found = accuracy(trainer)
+    score = accuracy(trainer)
     trainer.set_state(weights_of(network()))
-    return found
+    return score

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # those of PyTensor's own mod
 def test_gradients_and_tangents() -> None:
     x, b, k = pt.dmatrix(), pt.dvector(), pt.lvector()
 
-    def own(x: Any, b: Any, k: Any) -> Any:
+    def formula(x: Any, b: Any, k: Any) -> Any:
         y = pt.dot(pt.sin(x + b), W)
         return y, (y**2).sum(), k.sum()
 
@@ -36,7 +36,7 @@ def test_gradients_and_tangents() -> None:
     op = ob.pytensor.op(waves())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        got, expected = (pytensor.function([x, b, k], graph(one), mode=MODE)(X, B, K) for one in (op, own))
+        got, expected = (pytensor.function([x, b, k], graph(one), mode=MODE)(X, B, K) for one in (op, formula))
     for a, e in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, e, rtol=1e-9, atol=1e-9 * np.abs(e).max())
 

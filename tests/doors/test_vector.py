@@ -57,8 +57,8 @@ def test_root() -> None:
           a = Gather(x, zero) b = Gather(x, one) d = Sub(a, b) }"""
     r = ob.vector_function(parser.parse_model(text), feeds={"x": np.array([1.0, 3.0])})
     for method in ("hybr", "lm"):
-        found = root(r, r.start, jac=r.jac, method=method)
-        np.testing.assert_allclose(found.x, [2**0.5] * 2, err_msg=method)
+        solution = root(r, r.start, jac=r.jac, method=method)
+        np.testing.assert_allclose(solution.x, [2**0.5] * 2, err_msg=method)
 
 
 def test_constraints() -> None:
@@ -67,9 +67,9 @@ def test_constraints() -> None:
     g = ob.vector_function(residuals(), wrt=["a", "df"], of=["y"], feeds=FEEDS)
     for method, options, more in (("trust-constr", {"hessp": f.hvp}, {"hess": g.hess}), ("SLSQP", {}, {})):
         bound = NonlinearConstraint(g, -0.9, 0.9, jac=g.jac, **more)
-        found = minimize(f, START, jac=True, method=method, constraints=[bound], **options)
-        assert found.fun < f(START)[0], method
-        assert abs(g(found.x)).max() == pytest.approx(0.9, abs=1e-3), method
+        solution = minimize(f, START, jac=True, method=method, constraints=[bound], **options)
+        assert solution.fun < f(START)[0], method
+        assert abs(g(solution.x)).max() == pytest.approx(0.9, abs=1e-3), method
 
 
 def test_what_is_refused() -> None:

@@ -47,10 +47,10 @@ def _judged(name: str, *, again: bool) -> list[dict[str, Any]]:
         answer = {"subject": name, "kind": "", "mode": mode, "exporter": exporter, "verdict": "wrong"}
         started.with_suffix(".json").write_text(json.dumps({**answer, "stage": "process", "sentence": words}))
         started.unlink()
-    found = _kept(name)
-    if len(found) < CASES:
+    answers = _kept(name)
+    if len(answers) < CASES:
         print(f"{name}: the module does not train in PyTorch: {words}", flush=True)
-    return found
+    return answers
 
 
 def _kept(name: str) -> list[dict[str, Any]]:
@@ -79,16 +79,16 @@ def main() -> int:
     lacking: list[str] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         judge = _kept if options.report else lambda name: _judged(name, again=options.again)
-        for name, found in zip(names, pool.map(judge, names), strict=True):
-            answers += found
-            lacking += [name] if len(found) < CASES else []
-            for answer in () if options.report else found:
+        for name, judged in zip(names, pool.map(judge, names), strict=True):
+            answers += judged
+            lacking += [name] if len(judged) < CASES else []
+            for answer in () if options.report else judged:
                 print(_line(answer), flush=True)
     counts = Counter(str(answer["verdict"]) for answer in answers)
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     if not options.only:
         write(PAGE, answers, lacking)
-    print(f"fidelity: {told or 'nothing judged'}; {len(lacking)} of {len(names)} modules lack an answer")
+    print(f"fidelity: {summary or 'nothing judged'}; {len(lacking)} of {len(names)} modules lack an answer")
     return 1 if not counts or lacking or LEFT & set(counts) else 0
 
 

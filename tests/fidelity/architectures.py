@@ -163,10 +163,10 @@ def _hf(
 ) -> Subject:
     def build() -> Any:
         transformers = import_module("transformers")
-        found = getattr(transformers, config)(**numbers)
-        found.use_cache = False
+        configuration = getattr(transformers, config)(**numbers)
+        configuration.use_cache = False
         fixed = {"return_loss": False} if config == "CLIPConfig" else {}
-        return named(getattr(transformers, model)(found), names, output, fixed)
+        return named(getattr(transformers, model)(configuration), names, output, fixed)
 
     return _case(f"hf_{name}", "transformers", build, inputs)
 

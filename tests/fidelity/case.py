@@ -30,7 +30,7 @@ from tests.fidelity.subject import Subject
 RIGHT, WARNED, WRONG, REFUSED = "right", "warned", "wrong", "refused"
 NOT_EXPORTED, NOT_WRITTEN = "not exported", "not in the file"
 MODES = ("eval", "train")
-_TOLD = (
+_WARNINGS = (
     "under torch.no_grad() or torch.autocast()",
     "left out a detach()",
     "left out label_smoothing",
@@ -81,8 +81,8 @@ class _Case:
         try:
             return self._stages()
         except WrongError as e:
-            told = self.stage != "set" and any(words in text for text in self.said for words in _TOLD)
-            return WARNED if told else WRONG, str(e)
+            warned = self.stage != "set" and any(words in text for text in self.said for words in _WARNINGS)
+            return WARNED if warned else WRONG, str(e)
         except ob.OnnxBackpropError as e:
             if self.exporter != OURS and "does not pass onnx.checker" in str(e):
                 return NOT_EXPORTED, _first_line(e)
@@ -94,12 +94,12 @@ class _Case:
     def _stages(self) -> tuple[str, str]:
         self.stage = "set"
         sgd = self._graph(ob.optimizers.SGD(momentum=0.9))
-        found = difference(sgd.initial_values(), self.there.sgd.initial, live=self.there.sgd.live)
-        if found:
-            silent = unnamed(found, self.said, self._stored(), self.there.sgd.initial, sgd.parameters)
+        mismatch = difference(sgd.initial_values(), self.there.sgd.initial, live=self.there.sgd.live)
+        if mismatch:
+            silent = unnamed(mismatch, self.said, self._stored(), self.there.sgd.initial, sgd.parameters)
             if silent:
-                raise WrongError(f"{found}; no warning names {', '.join(silent)}")
-            return WARNED, f"{found}"
+                raise WrongError(f"{mismatch}; no warning names {', '.join(silent)}")
+            return WARNED, f"{mismatch}"
         self.stage = "gradients"
         losses, _, first = self._train(sgd, self.there.sgd)
         self._gradients({name: first[f"{name}.momentum"] for name in sgd.parameters}, self.there.sgd)
@@ -132,15 +132,15 @@ class _Case:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
-        said = (str(w.message) for w in caught if issubclass(w.category, ob.OnnxBackpropWarning))
-        self.said += [text for text in said if text not in self.said]
+        texts = (str(w.message) for w in caught if issubclass(w.category, ob.OnnxBackpropWarning))
+        self.said += [text for text in texts if text not in self.said]
 
     def _stored(self) -> dict[str, np.ndarray]:
         """The float tensors of the file."""
         proto = onnx.load(self.model) if isinstance(self.model, str) else self.model
         tensors = proto.graph.initializer if isinstance(proto, onnx.ModelProto) else ()
-        found = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
-        return {name: value for name, value in found.items() if value.dtype.kind == "f"}
+        arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in tensors}
+        return {name: value for name, value in arrays.items() if value.dtype.kind == "f"}
 
     def _train(self, graph: Any, there: Training) -> tuple[list[float], dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Losses, final parameters, and all that the first step renewed."""
@@ -152,9 +152,9 @@ class _Case:
 
     def _gradients(self, got: dict[str, np.ndarray], there: Training) -> None:
         """got: SGD's momentum after the first step."""
-        found = difference(got, there.gradients, there.gradient_slack, there.live)
-        if found:
-            raise WrongError(f"other gradients in the first step: {', '.join(found.missing or found.extra)}")
+        mismatch = difference(got, there.gradients, there.gradient_slack, there.live)
+        if mismatch:
+            raise WrongError(f"other gradients in the first step: {', '.join(mismatch.missing or mismatch.extra)}")
 
     def _compare(self, losses: list[float], there: Training) -> None:
         gap, allowed = loss_gap(losses, there.losses), tolerance(there.own)
@@ -173,9 +173,9 @@ class _Case:
         groups = [ob.optimizers.Group(parameters=[slow], rate=FACTOR)]
         asked = f"with {frozen!r} frozen and a tenth of the rate for {slow!r}"
         graph = self._graph(ob.optimizers.AdamW(groups=groups), [frozen])
-        found = difference(graph.initial_values(), there.initial, live=there.live)
-        if found:
-            raise WrongError(f"{asked}: {found}")
+        mismatch = difference(graph.initial_values(), there.initial, live=there.live)
+        if mismatch:
+            raise WrongError(f"{asked}: {mismatch}")
         losses, final, _ = self._train(graph, there)
         moved = difference(final, there.final, there.slack, there.live)
         if moved:

@@ -35,8 +35,8 @@ def subject(name: str) -> Subject:
 
 def names() -> list[str]:
     result: list[str] = []
-    for name, found in _modules().items():
-        constant = any(p.numel() > 1 and bool((p == p.flatten()[0]).all()) for p in found.module().parameters())
+    for name, entry in _modules().items():
+        constant = any(p.numel() > 1 and bool((p == p.flatten()[0]).all()) for p in entry.module().parameters())
         result += [name, name + PERTURBED] if constant else [name]
     result += [s.name for s in architectures()]
     if len(set(result)) < len(result):

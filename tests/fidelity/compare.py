@@ -141,7 +141,7 @@ def _is_part(part: np.ndarray, whole: np.ndarray, slack: float) -> bool:
 
 
 def unnamed(
-    found: Difference, warnings: Iterable[str], file: Arrays, expected: Arrays, trained: Iterable[str] = ()
+    mismatch: Difference, warnings: Iterable[str], file: Arrays, expected: Arrays, trained: Iterable[str] = ()
 ) -> list[str]:
     """The tensors of a difference that no warning names.
 
@@ -153,12 +153,12 @@ def unnamed(
     warnings, trained = list(warnings), set(trained)
     text = "\n".join(warnings)
     doubts = "\n".join(line for line in warnings if "does not say for sure" in line)
-    holders = {*found.extra, *trained, *(k for k in file if _names(doubts, k))} - set(expected)
-    named = any(_names(text, name) for name in (*holders, *found.extra))
-    result = [name for name in found.extra if not _names(text, name)]
-    for name in found.missing:
+    holders = {*mismatch.extra, *trained, *(k for k in file if _names(doubts, k))} - set(expected)
+    named = any(_names(text, name) for name in (*holders, *mismatch.extra))
+    result = [name for name in mismatch.extra if not _names(text, name)]
+    for name in mismatch.missing:
         numbers = _flat(expected[name])
-        others = trained if found.extra and numbers.size and numbers[0] == numbers[-1] else ()
+        others = trained if mismatch.extra and numbers.size and numbers[0] == numbers[-1] else ()
         stored = [k for k, v in file.items() if k not in others and _equal(v, numbers)]
         folded = not stored and named
         alike = [k for k in expected if others and k not in file and _equal(expected[k], numbers)]
@@ -179,6 +179,6 @@ def loss_gap(got: Collection[float], expected: Collection[float]) -> float:
     return float((np.abs(a - b) / np.maximum(np.abs(b), 1e-2 * np.abs(b).max() + 1e-30)).max())
 
 
-def tolerance(own: float) -> float:
-    """Of losses: 1e-4, and 1e-3 where PyTorch's float32 is about that far from its float64 (own)."""
-    return LARGE if own > SMALL / 2 else SMALL
+def tolerance(float32_gap: float) -> float:
+    """Of losses: 1e-4, and 1e-3 where PyTorch's float32 is about that far from its float64 (float32_gap)."""
+    return LARGE if float32_gap > SMALL / 2 else SMALL

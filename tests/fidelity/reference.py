@@ -110,8 +110,8 @@ def gradients(module: Any, kind: str | None, batch: Batch) -> dict[str, np.ndarr
     """Gradients of the parameters that autograd has one for: that require it and influence the loss."""
     module = copy.deepcopy(module)
     _loss(module, kind, batch, import_module("torch").float32).backward()
-    found = ((name, p.grad) for name, p in module.named_parameters() if p.requires_grad)
-    return {name: gradient.numpy() for name, gradient in found if gradient is not None}
+    grads = ((name, p.grad) for name, p in module.named_parameters() if p.requires_grad)
+    return {name: gradient.numpy() for name, gradient in grads if gradient is not None}
 
 
 def _influential(module: Any, kind: str | None, batches: Sequence[Batch]) -> list[str]:

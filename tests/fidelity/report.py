@@ -68,20 +68,20 @@ def _lacking(names: Sequence[str]) -> Iterable[str]:
 
 def _cases(answers: Answers) -> Iterable[str]:
     for verdict in ("wrong", "refused", "warned", "not exported", "not in the file"):
-        found = [a for a in answers if a["verdict"] == verdict]
-        if found:
+        selected = [a for a in answers if a["verdict"] == verdict]
+        if selected:
             yield f"## {verdict.capitalize()}\n"
-            yield from _sentences(found)
+            yield from _sentences(selected)
 
 
-def _sentences(found: Answers) -> Iterable[str]:
+def _sentences(answers: Answers) -> Iterable[str]:
     """Every sentence of a subject once, with the exporters and modes that it is said of."""
-    said: dict[tuple[str, str], list[str]] = {}
-    for a in found:
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for a in answers:
         sentence = " ".join(f"{a['stage']}: {a['sentence']}".removeprefix(": ").split())
         short = sentence if len(sentence) < 320 else sentence[:300] + " …"
-        said.setdefault((a["subject"], short), []).append(f"{a['exporter']} {a['mode']}")
-    for (subject, sentence), cases in said.items():
+        grouped.setdefault((a["subject"], short), []).append(f"{a['exporter']} {a['mode']}")
+    for (subject, sentence), cases in grouped.items():
         shown = re.sub(r"([*_<>|\[\]])", r"\\\1", sentence)
         yield f"- **{subject}** ({', '.join(cases)}): {shown}"
     yield ""

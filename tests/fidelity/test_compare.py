@@ -131,7 +131,7 @@ def test_what_is_not_shown_to_be_rounding_errors_is_no_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "warnings", "silent"),
+    ("mismatch", "warnings", "silent"),
     [
         (Difference(("blur", "val_12"), ()), ["'blur' and 'val_12' are trained"], []),
         (Difference(("blur", "val_12"), ()), ["'blur' and 'val_123' are trained"], ["val_12"]),
@@ -145,9 +145,9 @@ def test_what_is_not_shown_to_be_rounding_errors_is_no_noise() -> None:
         (Difference((), ("fc.weight",)), ["enc.fc.weight is left out"], ["fc.weight"]),
     ],
 )
-def test_a_warning_names_every_tensor(found: Difference, warnings: list[str], silent: list[str]) -> None:
+def test_a_warning_names_every_tensor(mismatch: Difference, warnings: list[str], silent: list[str]) -> None:
     """The weight is in no tensor of the file, the bias is in one under another name."""
-    assert unnamed(found, warnings, {"onnx::Add_7": BIAS[None]}, EXPECTED, ["mul"]) == silent
+    assert unnamed(mismatch, warnings, {"onnx::Add_7": BIAS[None]}, EXPECTED, ["mul"]) == silent
 
 
 def test_losses() -> None:

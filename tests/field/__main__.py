@@ -49,7 +49,7 @@ def _process(*arguments: str) -> tuple[bool, str]:
     return done.returncode == 0, "" if done.returncode == 0 else f"{done.returncode}: {lines[-1] if lines else ''}"
 
 
-def _made(source: Source, variant: str, base: Path | None, *, again: bool) -> tuple[Path | None, str]:
+def _file_of(source: Source, variant: str, base: Path | None, *, again: bool) -> tuple[Path | None, str]:
     """The file of a variant, or why there is none: that is the other tool's doing, not ours."""
     folder = BUILD / source.name / variant.replace(" ", "-")
     path, failed = folder / "model.onnx", folder / "failed.txt"
@@ -88,16 +88,16 @@ def _judged(source: Source, variant: str, path: Path, *, again: bool) -> dict[st
 
 def _kept() -> tuple[list[dict[str, object]], list[tuple[str, str, str]]]:
     """The verdicts that lie in build/field, and what could not be made."""
-    found: list[dict[str, object]] = []
+    verdicts: list[dict[str, object]] = []
     unmade: list[tuple[str, str, str]] = []
     for source in sources().values():
         for variant in ("as is", *variants(source)):
             folder = BUILD / source.name / variant.replace(" ", "-")
             if (folder / "verdict.json").exists():
-                found.append(json.loads((folder / "verdict.json").read_text()))
+                verdicts.append(json.loads((folder / "verdict.json").read_text()))
             elif (folder / "failed.txt").exists():
                 unmade.append((source.name, variant, (folder / "failed.txt").read_text()))
-    return found, unmade
+    return verdicts, unmade
 
 
 def main() -> int:
@@ -108,16 +108,16 @@ def main() -> int:
     parser.add_argument("--report", action="store_true", help="only write docs/field.md of what has been judged")
     options = parser.parse_args()
     if options.report:
-        found, unmade = _kept()
+        verdicts, unmade = _kept()
         lacking = {name for name, variant, _ in unmade if variant == "as is"}  # and so all its variants
         whole = sum(1 + len(() if s.name in lacking else variants(s)) for s in sources().values())
-        write(Path("docs/field.md"), found, unmade, whole - len(found) - len(unmade))
+        write(Path("docs/field.md"), verdicts, unmade, whole - len(verdicts) - len(unmade))
         return 0
-    found, unmade = [], []
+    verdicts, unmade = [], []
     for source in sources().values():
         if options.only not in source.name:
             continue
-        base, words = _made(source, "as is", None, again=options.again)
+        base, words = _file_of(source, "as is", None, again=options.again)
         if base is None:
             unmade.append((source.name, "as is", words))
             print(f"{source.name}: not made: {words}", flush=True)
@@ -126,13 +126,13 @@ def main() -> int:
             if options.variant not in variant:
                 continue
             start = time.monotonic()
-            path, words = _made(source, variant, base, again=options.again)
+            path, words = _file_of(source, variant, base, again=options.again)
             if path is None:
                 unmade.append((source.name, variant, words))
                 print(f"{source.name} ({variant}): not made: {words[:150]}", flush=True)
                 continue
             verdict = _judged(source, variant, path, again=options.again)
-            found.append(verdict)
+            verdicts.append(verdict)
             more = (
                 f" {verdict['stage']}: {' '.join(str(verdict['sentence']).split())[:250]}"
                 if verdict["verdict"] != "right"
@@ -141,11 +141,11 @@ def main() -> int:
             print(
                 f"{source.name} ({variant}): {verdict['verdict']}{more} [{time.monotonic() - start:.0f} s]", flush=True
             )
-    counts = Counter(str(verdict["verdict"]) for verdict in found)
-    told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    print(f"field: {told or 'nothing judged'}; {len(unmade)} files that other tools did not make")
+    counts = Counter(str(verdict["verdict"]) for verdict in verdicts)
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    print(f"field: {summary or 'nothing judged'}; {len(unmade)} files that other tools did not make")
     if not options.only and not options.variant:
-        write(Path("docs/field.md"), found, unmade)
+        write(Path("docs/field.md"), verdicts, unmade)
     return 0 if counts and set(counts) <= {"right", "refused"} else 1
 
 

@@ -42,8 +42,8 @@ def run(model: ModelProto, feeds: Arrays, names: list[str]) -> list[np.ndarray]:
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     asked = {value.name for value in session.get_inputs()}
-    found = session.run(names, {name: array for name, array in feeds.items() if name in asked})
-    return [np.asarray(value) for value in found]
+    answers = session.run(names, {name: array for name, array in feeds.items() if name in asked})
+    return [np.asarray(value) for value in answers]
 
 
 def in_torch(module: Any, feeds: Arrays, along: Arrays) -> tuple[np.ndarray, list[np.ndarray]]:

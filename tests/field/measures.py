@@ -66,13 +66,13 @@ def as_array(value: object) -> np.ndarray:
 
 def stored_floats(graph: onnx.GraphProto) -> list[np.ndarray]:
     tensors = list(graph.initializer)
-    found: list[np.ndarray] = []
+    arrays: list[np.ndarray] = []
     for node in graph.node:
         for attribute in node.attribute:
             value = helper.get_attribute_value(attribute)
             if isinstance(value, onnx.GraphProto):
-                found += stored_floats(value)
+                arrays += stored_floats(value)
             elif isinstance(value, onnx.TensorProto) and node.op_type == "Constant":
                 tensors.append(value)
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
-    return found + [numpy_helper.to_array(t) for t in tensors if t.data_type in floats]
+    return arrays + [numpy_helper.to_array(t) for t in tensors if t.data_type in floats]

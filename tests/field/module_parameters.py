@@ -25,30 +25,30 @@ def comparable(variant: str) -> bool:
 
 def trained(module: Any, loss: str, batch: tuple[np.ndarray, ...]) -> tuple[Feeds, Feeds]:
     """Values and gradients of the parameters that require a gradient and influence the loss. batch: target last."""
-    found = gradients(module, loss, batch)
-    return {name: p.detach().numpy() for name, p in module.named_parameters() if name in found}, found
+    grads = gradients(module, loss, batch)
+    return {name: p.detach().numpy() for name, p in module.named_parameters() if name in grads}, grads
 
 
 def same_parameters(
-    graph: Any, there: tuple[Feeds, Feeds], said: Sequence[str], model: onnx.ModelProto
+    graph: Any, there: tuple[Feeds, Feeds], texts: Sequence[str], model: onnx.ModelProto
 ) -> tuple[str, str]:
     """yes, warned or no, and which tensors differ.
 
-    graph: of a conversion by default. there: what the module trains, as `trained` says. said: the sentences of the
+    graph: of a conversion by default. there: what the module trains, as `trained` says. texts: the sentences of the
     conversion's OnnxBackpropWarnings; one that counts the last of its tensors ("and 72 more") names those of the graph's
     table that are doubtful for its reason.
     """
-    values, (parameters, found) = graph.initial_values(), there
+    values, (parameters, grads) = graph.initial_values(), there
     slack: dict[str, float] = {}
     if any(value.dtype == np.float16 for value in values.values()):
         parameters = {name: value.astype(np.float16) for name, value in parameters.items()}
         slack = dict.fromkeys(parameters, CLAMPED)
-    other = difference(values, parameters, slack, {name: gradient != 0 for name, gradient in found.items()})
+    other = difference(values, parameters, slack, {name: gradient != 0 for name, gradient in grads.items()})
     if not other:
         return YES, ""
-    counted = [text for text in said if re.search(r" and \d+ more \(", text)]
+    counted = [text for text in texts if re.search(r" and \d+ more \(", text)]
     rows = [r for r in graph.rows() if r.doubt and any(f"({r.doubt})" in text for text in counted)]
-    silent = unnamed(other, [*said, *(r.name for r in rows)], _stored(model), parameters, values)
+    silent = unnamed(other, [*texts, *(r.name for r in rows)], _stored(model), parameters, values)
     return (NO, f"{_short(other)}; no warning names {_few(silent)}") if silent else (WARNED, _short(other))
 
 
@@ -63,5 +63,5 @@ def _few(names: Sequence[str]) -> str:
 
 def _stored(model: onnx.ModelProto) -> Feeds:
     """The float tensors of the file."""
-    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    return {name: value for name, value in found.items() if value.dtype.kind == "f"}
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    return {name: value for name, value in arrays.items() if value.dtype.kind == "f"}

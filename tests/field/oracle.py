@@ -42,11 +42,11 @@ class Oracle:
         self.problem = ""
         try:
             self._load(torch.float64)
-            found = self.forward().detach().numpy()
+            output = self.forward().detach().numpy()
         except (UnknownOperatorError, NotImplementedError, KeyError) as e:
             self.problem = f"no twin: {type(e).__name__} {e}"
             return
-        gap = np.abs(found - y).max() / max(np.abs(y).max(), 1e-2) if found.shape == y.shape else np.inf
+        gap = np.abs(output - y).max() / max(np.abs(y).max(), 1e-2) if output.shape == y.shape else np.inf
         missing = set(values) - self.twin.found
         if not gap < (0.2 if half else 2e-3):
             self.problem = f"no twin: it differs from onnxruntime's forward by {gap:.1e}"
@@ -78,15 +78,15 @@ class Oracle:
 
     @staticmethod
     def _gradients(y: Any, dy: Any, wrt: dict[str, Any]) -> Feeds:
-        found = torch.autograd.grad(y, list(wrt.values()), dy, allow_unused=True)
+        grads = torch.autograd.grad(y, list(wrt.values()), dy, allow_unused=True)
         return {
             name: (torch.zeros_like(leaf) if g is None else g).numpy()
-            for (name, leaf), g in zip(wrt.items(), found, strict=True)
+            for (name, leaf), g in zip(wrt.items(), grads, strict=True)
         }
 
     def _target(self, target: np.ndarray) -> Any:
-        found = torch.tensor(target)
-        return found.to(self.twin.dtype) if found.is_floating_point() else found
+        tensor = torch.tensor(target)
+        return tensor.to(self.twin.dtype) if tensor.is_floating_point() else tensor
 
     def trained(self, kind: str, target: np.ndarray, steps: int, *, exact: bool = False) -> list[float]:
         """The losses of so many steps of AdamW with our defaults, each before its update; exact: in float64."""

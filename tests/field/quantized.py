@@ -54,7 +54,7 @@ def _as_is(package: str, end: str, name: str, kind: str, feeds: Drawn, rate: flo
     return File(name, package, kind, write, feeds, rate)
 
 
-def _made(package: str, end: str, name: str, kind: str, how: Quantizer, feeds: Drawn, rate: float = 1e-3) -> File:
+def _quantized(package: str, end: str, name: str, kind: str, how: Quantizer, feeds: Drawn, rate: float = 1e-3) -> File:
     """A float file of a package, or the float model of a quantised one, quantised."""
 
     def write(path: Path) -> None:
@@ -104,9 +104,9 @@ def _dynamic(source: Path, path: Path, _: Feeds) -> None:
 def _bits(bits: int) -> Quantizer:
     def write(source: Path, path: Path, _: Feeds) -> None:
         quantizer: Any = import_module("onnxruntime.quantization.matmul_nbits_quantizer")
-        made = quantizer.MatMulNBitsQuantizer(onnx.load(source), block_size=32, is_symmetric=bits == 8, bits=bits)
-        made.process()
-        onnx.save(made.model.model, path)
+        packed = quantizer.MatMulNBitsQuantizer(onnx.load(source), block_size=32, is_symmetric=bits == 8, bits=bits)
+        packed.process()
+        onnx.save(packed.model.model, path)
 
     return write
 
@@ -121,15 +121,15 @@ def _tokens(rng: np.random.Generator) -> Feeds:
 
 
 def _text(rng: np.random.Generator) -> Feeds:
-    found = rng.integers(32, 127, (2, 2048)).astype(np.int32)
-    found[1, 700:1024] = 256
-    return {"bytes": found}
+    codes = rng.integers(32, 127, (2, 2048)).astype(np.int32)
+    codes[1, 700:1024] = 256
+    return {"bytes": codes}
 
 
 def _mels(rng: np.random.Generator) -> Feeds:
     """Logarithms of energies that change slowly, as those of speech: noise makes a long LSTM chaotic."""
-    found = -5 + 2 * rng.standard_normal((2, 1, 40)) + np.sin(np.arange(80) / 7).reshape(1, -1, 1)
-    return {"mel_window": found.astype(np.float32)}
+    spectrogram = -5 + 2 * rng.standard_normal((2, 1, 40)) + np.sin(np.arange(80) / 7).reshape(1, -1, 1)
+    return {"mel_window": spectrogram.astype(np.float32)}
 
 
 def _files() -> list[File]:
@@ -145,14 +145,14 @@ def _files() -> list[File]:
         _as_is(lite, "embedder.int8.onnx", "embedder", lstm, _mels),
         _as_is("pipecat-ai", "smart-turn-v3.2-cpu.onnx", "smart-turn-v3.2", "static QDQ", sound, 1e-4),
         _as_is(minilm, "model.onnx", "MiniLM-L6", "weights alone: Cast, Mul", _tokens, 1e-4),
-        _made(minilm, "model.onnx", "MiniLM-L6, 4 bits", "MatMulNBits", _bits(4), _tokens, 1e-4),
-        _made(minilm, "model.onnx", "MiniLM-L6, dynamic", "MatMulInteger", _dynamic, _tokens, 1e-4),
-        _made("magika", pages, "magika", "static QDQ", _static(), _text, 3e-4),
-        _made("magika", pages, "magika, 8 bits", "MatMulNBits", _bits(8), _text, 3e-4),
-        _made(ocr, "cls_infer.onnx", "cls, per channel", "static QDQ", _static(per_channel=True), image, 1e-4),
-        _made(ocr, "cls_infer.onnx", "cls", "QLinearConv, QLinearAdd, QGemm", operators, image, 1e-4),
-        _made("nudenet", "320n.onnx", "320n", "QLinearConv, QLinearConcat", operators, photo),
-        _made("nudenet", "320n.onnx", "320n, dynamic", "ConvInteger", _dynamic, photo),
+        _quantized(minilm, "model.onnx", "MiniLM-L6, 4 bits", "MatMulNBits", _bits(4), _tokens, 1e-4),
+        _quantized(minilm, "model.onnx", "MiniLM-L6, dynamic", "MatMulInteger", _dynamic, _tokens, 1e-4),
+        _quantized("magika", pages, "magika", "static QDQ", _static(), _text, 3e-4),
+        _quantized("magika", pages, "magika, 8 bits", "MatMulNBits", _bits(8), _text, 3e-4),
+        _quantized(ocr, "cls_infer.onnx", "cls, per channel", "static QDQ", _static(per_channel=True), image, 1e-4),
+        _quantized(ocr, "cls_infer.onnx", "cls", "QLinearConv, QLinearAdd, QGemm", operators, image, 1e-4),
+        _quantized("nudenet", "320n.onnx", "320n", "QLinearConv, QLinearConcat", operators, photo),
+        _quantized("nudenet", "320n.onnx", "320n, dynamic", "ConvInteger", _dynamic, photo),
     ]
 
 
@@ -221,12 +221,12 @@ def _quantised(model: ModelProto) -> list[onnx.NodeProto]:
     return [node for node in model.graph.node if any(word in node.op_type for word in words)]
 
 
-def _row(found: dict[str, Any]) -> str:
-    (before, real), (after, again) = found["before"], found["after"]
-    size, new = (f"{n / 1e6:.2f}" for n in found["bytes"])
+def _row(row: dict[str, Any]) -> str:
+    (before, real), (after, again) = row["before"], row["after"]
+    size, new = (f"{n / 1e6:.2f}" for n in row["bytes"])
     return (
-        f"| {found['file']} | {found['origin']} | {found['kind']} | {found['numbers']:,} | {found['gap']:.1e} | "
-        f"{found['noise']:.1e} | {before:.2e}, {real:.2e} | {after:.2e}, {again:.2e} | {found['back']:.1e} | {size}, {new} |"
+        f"| {row['file']} | {row['origin']} | {row['kind']} | {row['numbers']:,} | {row['gap']:.1e} | "
+        f"{row['noise']:.1e} | {before:.2e}, {real:.2e} | {after:.2e}, {again:.2e} | {row['back']:.1e} | {size}, {new} |"
     )
 
 

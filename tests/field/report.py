@@ -37,30 +37,30 @@ is fast.
 """
 
 
-def write(path: Path, found: Verdicts, unmade: list[tuple[str, str, str]], left: int = 0) -> None:
+def write(path: Path, verdicts: Verdicts, unmade: list[tuple[str, str, str]], left: int = 0) -> None:
     """left: how many files of the list have not been judged."""
     partly = [f"Not the whole list: {left} files of it have not been judged in this run.\n"] if left else []
     parts = [
         HEAD,
         *partly,
-        *_summary(found),
-        *_table(found),
-        *_refusals(found),
-        *_rest(found),
-        *_differing(found),
+        *_summary(verdicts),
+        *_table(verdicts),
+        *_refusals(verdicts),
+        *_rest(verdicts),
+        *_differing(verdicts),
         *_unmade(unmade),
     ]
     path.write_text("\n".join(parts).rstrip() + "\n")
 
 
-def _summary(found: Verdicts) -> Iterable[str]:
-    counts = Counter(str(v["verdict"]) for v in found)
+def _summary(verdicts: Verdicts) -> Iterable[str]:
+    counts = Counter(str(v["verdict"]) for v in verdicts)
     names = ("right", "refused", "wrong", "traceback", "NaN", "undecided")
     yield f"Written on {date.today()} ({platform.system()}, {platform.machine()})."
-    yield f"{len(found)} files: " + ", ".join(f"**{counts[name]} {name}**" for name in names) + "."
-    slow = [v for v in found if v.get("seconds", 0) > SECONDS]
-    large = [v for v in found if _excess(v) > 0]
-    converted = [v for v in found if not math.isnan(v.get("seconds", math.nan))]
+    yield f"{len(verdicts)} files: " + ", ".join(f"**{counts[name]} {name}**" for name in names) + "."
+    slow = [v for v in verdicts if v.get("seconds", 0) > SECONDS]
+    large = [v for v in verdicts if _excess(v) > 0]
+    converted = [v for v in verdicts if not math.isnan(v.get("seconds", math.nan))]
     if converted:
         longest = max(v["seconds"] for v in converted)
         most = max(_multiple(v) for v in converted)
@@ -68,15 +68,15 @@ def _summary(found: Verdicts) -> Iterable[str]:
             f"Conversions above {SECONDS:g} s of processor: {len(slow)} (longest {longest:.1f} s); above "
             f"{TIMES:g} times the file and {MORE:g} MB: {len(large)} (the most: {most:.1f} times and {MORE:g} MB)."
         )
-    plain = [v for v in found if v.get("module") and v["variant"] == "as is"]
+    plain = [v for v in verdicts if v.get("module") and v["variant"] == "as is"]
     ratios = [r for v in plain if (r := _ratio(v)) and not math.isnan(r)]
     if ratios:
         yield (
             f"Steps per second beside PyTorch eager, {len(ratios)} files as they are, with a module: geometric mean "
             f"{statistics.geometric_mean(ratios):.2f} times, median {statistics.median(ratios):.2f}, the least {min(ratios):.2f}."
         )
-    unclear = [v for v in found if v["verdict"] == "refused" and not v.get("clear", True)]
-    same = Counter(str(v["same"]) for v in found if v.get("same"))
+    unclear = [v for v in verdicts if v["verdict"] == "refused" and not v.get("clear", True)]
+    same = Counter(str(v["same"]) for v in verdicts if v.get("same"))
     if same:
         yield "Same parameters as the module: " + ", ".join(f"{same[word]} {word}" for word in SAME) + "."
     yield f"Refusals that name no operator and node or tensor of the file: {len(unclear)}."
@@ -98,11 +98,11 @@ def _ratio(v: dict[str, Any]) -> float:
     return rate / theirs if theirs and not math.isnan(theirs) else math.nan
 
 
-def _table(found: Verdicts) -> Iterable[str]:
+def _table(verdicts: Verdicts) -> Iterable[str]:
     yield "| model | from | variant | verdict | gap | parameters | trained | same parameters as the module | convert s | file MB | peak MB | steps/s | PyTorch | times |"
     yield "|---|---|---|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|"
     last = None
-    for v in found:
+    for v in verdicts:
         name, origin = (v["source"], v["origin"]) if v["source"] != last else ("", "")
         last = v["source"]
         verdict = v["verdict"] if v["verdict"] in ("right", "refused") else f"**{v['verdict']}**"
@@ -133,37 +133,37 @@ def _number(value: float | None, how: str) -> str:
     return "" if value is None or math.isnan(value) else format(value, how)
 
 
-def _refusals(found: Verdicts) -> Iterable[str]:
-    refused = [v for v in found if v["verdict"] == "refused"]
+def _refusals(verdicts: Verdicts) -> Iterable[str]:
+    refused = [v for v in verdicts if v["verdict"] == "refused"]
     if refused:
         yield "## Refused\n"
         yield from _sentences(refused)
 
 
-def _rest(found: Verdicts) -> Iterable[str]:
-    rest = [v for v in found if v["verdict"] not in ("right", "refused")]
+def _rest(verdicts: Verdicts) -> Iterable[str]:
+    rest = [v for v in verdicts if v["verdict"] not in ("right", "refused")]
     if rest:
         yield "## Neither right nor refused\n"
         yield from _sentences(rest)
 
 
-def _differing(found: Verdicts) -> Iterable[str]:
+def _differing(verdicts: Verdicts) -> Iterable[str]:
     for same, head in (("no", "Other parameters, and no warning"), ("warned", "Other parameters, and a warning")):
-        these = [v for v in found if v.get("same") == same]
+        these = [v for v in verdicts if v.get("same") == same]
         if these:
             yield f"## {head}\n"
             yield from _sentences(these, "differing")
 
 
-def _sentences(found: Verdicts, key: str = "sentence") -> Iterable[str]:
+def _sentences(verdicts: Verdicts, key: str = "sentence") -> Iterable[str]:
     """Every sentence once, with the files that it is said of."""
-    said: dict[str, list[str]] = {}
-    for v in found:
+    grouped: dict[str, list[str]] = {}
+    for v in verdicts:
         sentence = " ".join(str(v[key]).split())
-        said.setdefault(sentence if len(sentence) < 420 else sentence[:400] + " …", []).append(
+        grouped.setdefault(sentence if len(sentence) < 420 else sentence[:400] + " …", []).append(
             f"{v['source']} ({v['variant']})"
         )
-    for sentence, names in said.items():
+    for sentence, names in grouped.items():
         shown = re.sub(r"([*_<>|])", r"\\\1", sentence)
         yield f"- {shown}  "
         yield f"  {', '.join(names)}"

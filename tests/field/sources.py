@@ -45,10 +45,10 @@ class Source:
 
 def package_file(package: str, end: str) -> Path:
     """The file of an installed package whose path ends so."""
-    found = [f for f in distribution(package).files or () if str(f).endswith(end)]
-    if len(found) != 1:
-        raise FileNotFoundError(f"{package}: expected one file that ends in {end}, found {len(found)}")
-    return Path(str(found[0].locate()))
+    matches = [f for f in distribution(package).files or () if str(f).endswith(end)]
+    if len(matches) != 1:
+        raise FileNotFoundError(f"{package}: expected one file that ends in {end}, found {len(matches)}")
+    return Path(str(matches[0].locate()))
 
 
 def _floats(*shape: int, low: float = -1.0, high: float = 1.0) -> Callable[[np.random.Generator], np.ndarray]:
@@ -67,9 +67,9 @@ def _bars(*shape: int) -> Callable[[np.random.Generator], np.ndarray]:
 
 def _bytes(rng: np.random.Generator) -> np.ndarray:
     """Two files of bytes, 256 where they are over."""
-    found = rng.integers(0, 256, (2, 2048)).astype(np.int32)
-    found[1, 700:1024] = 256
-    return found
+    codes = rng.integers(0, 256, (2, 2048)).astype(np.int32)
+    codes[1, 700:1024] = 256
+    return codes
 
 
 def _rate(_: np.random.Generator) -> np.ndarray:

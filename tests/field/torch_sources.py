@@ -129,8 +129,8 @@ def _torchvision() -> list[Net]:
 
     def segmentation(name: str) -> Net:
         def build() -> Any:
-            made = torchvision().models.get_model(name, weights=None, weights_backbone=None, num_classes=5)
-            return _picked(made, lambda found: found["out"])
+            network = torchvision().models.get_model(name, weights=None, weights_backbone=None, num_classes=5)
+            return _picked(network, lambda outputs: outputs["out"])
 
         return net(name, build=build)
 
@@ -224,8 +224,8 @@ def _text(*names: str, length: int = 12) -> Callable[[np.random.Generator], Feed
         mask[1, length - 4 :] = 0
         types = np.zeros((2, length), np.int64)
         types[:, length // 2 :] = 1
-        made = {"attention_mask": mask, "token_type_ids": types}
-        return {name: made.get(name, rng.integers(2, VOCABULARY, (2, length))) for name in names}
+        fixed = {"attention_mask": mask, "token_type_ids": types}
+        return {name: fixed.get(name, rng.integers(2, VOCABULARY, (2, length))) for name in names}
 
     return feeds
 
@@ -245,10 +245,10 @@ def transformers_nets() -> list[Net]:
         def build() -> Any:
             torchvision()
             transformers = import_module("transformers")
-            found = getattr(transformers, config)(**numbers)
-            found._attn_implementation = attention
-            found.use_cache = False
-            return named(getattr(transformers, model)(found).eval(), names, output, fixed)
+            configuration = getattr(transformers, config)(**numbers)
+            configuration._attn_implementation = attention
+            configuration.use_cache = False
+            return named(getattr(transformers, model)(configuration).eval(), names, output, fixed)
 
         return Net(name, "transformers", build, feeds, axes, settings=more.pop("settings", {}), **more)
 

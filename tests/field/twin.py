@@ -54,13 +54,13 @@ def _sorted(nodes: list[NodeProto]) -> list[NodeProto]:
 
 def _sources(graph: GraphProto) -> dict[str, str]:
     """Of each value that torch's exporter computed from one other, the other."""
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for value in graph.value_info:
-        said = next((p.value for p in value.metadata_props if p.key == "pkg.onnxscript.optimizer.folded_from"), "")
-        names = re.findall(r"'([^']+)'", said)
+        folded = next((p.value for p in value.metadata_props if p.key == "pkg.onnxscript.optimizer.folded_from"), "")
+        names = re.findall(r"'([^']+)'", folded)
         if len(names) == 1:
-            found[value.name] = names[0]
-    return found
+            sources[value.name] = names[0]
+    return sources
 
 
 def _reads(node: NodeProto) -> set[str]:
@@ -145,8 +145,8 @@ class Twin:
             return (self._tensor(node.output[0], np.array(value) if name != "value" else value),)
         if node.op_type == "If" and not node.domain:
             branch = attributes["then_branch" if bool(values[node.input[0]]) else "else_branch"]
-            found = self._run(branch, values)
-            return tuple(found[value] for value in branch.outputs)
+            results = self._run(branch, values)
+            return tuple(results[value] for value in branch.outputs)
         if node.op_type == "Loop" and not node.domain:
             return self._loop(node, attributes["body"], values)
         if node.op_type == "Scan" and not node.domain:
@@ -166,9 +166,9 @@ class Twin:
         n = 0
         while going and n < count:
             given = [torch.tensor(n), torch.tensor(going), *carried]
-            found = self._run(body, values | dict(zip(body.inputs, given, strict=True)))
-            going = bool(found[body.outputs[0]])
-            results = [found[value] for value in body.outputs[1:]]
+            computed = self._run(body, values | dict(zip(body.inputs, given, strict=True)))
+            going = bool(computed[body.outputs[0]])
+            results = [computed[value] for value in body.outputs[1:]]
             carried, last = results[: len(carried)], results[len(carried) :]
             for scan, value in zip(scans, last, strict=True):
                 scan.append(value)

@@ -35,15 +35,15 @@ def _flatten(c: Call, x: Any) -> Any:
 
 @operator("Squeeze")
 def _squeeze(c: Call, x: Any, axes: Any = None) -> Any:
-    found = c.get("axes") if axes is None else axes.reshape(-1).tolist()
-    return x.squeeze() if found is None else x.squeeze(tuple(found))
+    dims = c.get("axes") if axes is None else axes.reshape(-1).tolist()
+    return x.squeeze() if dims is None else x.squeeze(tuple(dims))
 
 
 @operator("Unsqueeze")
 def _unsqueeze(c: Call, x: Any, axes: Any = None) -> Any:
-    found = c.get("axes") if axes is None else axes.reshape(-1).tolist()
-    rank = x.ndim + len(found)
-    for axis in sorted(a % rank for a in found):
+    dims = c.get("axes") if axes is None else axes.reshape(-1).tolist()
+    rank = x.ndim + len(dims)
+    for axis in sorted(a % rank for a in dims):
         x = x.unsqueeze(axis)
     return x
 
@@ -61,8 +61,8 @@ def _concat(c: Call, *xs: Any) -> Any:
 @operator("Split")
 def _split(c: Call, x: Any, lengths: Any = None) -> Any:
     axis = c.get("axis", 0)
-    found = c.get("split") if lengths is None else lengths.tolist()
-    return torch.split(x, found or -(-x.shape[axis] // c.get("num_outputs", c.outputs)), axis)
+    sizes = c.get("split") if lengths is None else lengths.tolist()
+    return torch.split(x, sizes or -(-x.shape[axis] // c.get("num_outputs", c.outputs)), axis)
 
 
 @operator("Slice")
@@ -86,8 +86,8 @@ def _from_end(index: Any, length: int) -> Any:
 @operator("Gather")
 def _gather(c: Call, x: Any, index: Any) -> Any:
     axis = c.get("axis", 0) % x.ndim
-    found = x.index_select(axis, _from_end(index, x.shape[axis]).reshape(-1))
-    return found.reshape([*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])
+    picked = x.index_select(axis, _from_end(index, x.shape[axis]).reshape(-1))
+    return picked.reshape([*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]])
 
 
 @operator("GatherElements")
@@ -103,8 +103,8 @@ def _gather_nd(c: Call, x: Any, index: Any) -> Any:
         return x[tuple(index.unbind(-1))]
     lead = x.shape[:batch]
     x, index = x.flatten(0, batch - 1), index.flatten(0, batch - 1)
-    found = torch.stack([row[tuple(where.unbind(-1))] for row, where in zip(x, index, strict=True)])
-    return found.reshape([*lead, *found.shape[1:]])
+    picked = torch.stack([row[tuple(where.unbind(-1))] for row, where in zip(x, index, strict=True)])
+    return picked.reshape([*lead, *picked.shape[1:]])
 
 
 @operator("ScatterND")
@@ -189,8 +189,8 @@ def _cumsum(c: Call, x: Any, axis: Any) -> Any:
 @operator("TopK")
 def _top_k(c: Call, x: Any, k: Any = None) -> Any:
     count = c.get("k") if k is None else int(k)
-    found = torch.topk(x, count, c.get("axis", -1), bool(c.get("largest", 1)), True)
-    return found.values, found.indices
+    top = torch.topk(x, count, c.get("axis", -1), bool(c.get("largest", 1)), True)
+    return top.values, top.indices
 
 
 @operator("OneHot")

@@ -207,8 +207,8 @@ def _softmax(c: Call, x: Any) -> Any:
 
 
 def _axes(c: Call, given: Any) -> list[int] | None:
-    found = c.get("axes") if given is None else given.tolist()
-    return None if found is None or len(found) == 0 else list(found)
+    dims = c.get("axes") if given is None else given.tolist()
+    return None if dims is None or len(dims) == 0 else list(dims)
 
 
 _REDUCTIONS: dict[str, Operator] = {

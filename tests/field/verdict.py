@@ -250,17 +250,17 @@ class Judge:
 
     def _run(self, model: onnx.ModelProto, feeds: Feeds, names: list[str]) -> tuple[list[np.ndarray], Feeds]:
         """These outputs, and what the file's own float tensors were in the same run."""
-        made = {name for node in onnx.load(self.path, load_external_data=False).graph.node for name in node.output}
-        there = {name for node in model.graph.node for name in node.output} & made - {"", *names}
-        told = onnx.ModelProto()
-        told.CopyFrom(model)
-        known = {value.name for value in told.graph.output}
-        told.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted((there | {*names}) - known))
-        found = _run(told, feeds, [*names, *sorted(there)])
-        inner = dict(zip(sorted(there), found[len(names) :], strict=True))
+        written = {name for node in onnx.load(self.path, load_external_data=False).graph.node for name in node.output}
+        there = {name for node in model.graph.node for name in node.output} & written - {"", *names}
+        extended = onnx.ModelProto()
+        extended.CopyFrom(model)
+        known = {value.name for value in extended.graph.output}
+        extended.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted((there | {*names}) - known))
+        answers = _run(extended, feeds, [*names, *sorted(there)])
+        inner = dict(zip(sorted(there), answers[len(names) :], strict=True))
         if self.prediction in names:
-            inner[self.prediction] = found[names.index(self.prediction)]
-        return found[: len(names)], {k: v for k, v in inner.items() if np.asarray(v).dtype.kind == "f"}
+            inner[self.prediction] = answers[names.index(self.prediction)]
+        return answers[: len(names)], {k: v for k, v in inner.items() if np.asarray(v).dtype.kind == "f"}
 
     def _points(self, at: Feeds) -> list[Feeds]:
         """Where gradients are asked for: there and, in float16, beside it."""
@@ -300,8 +300,8 @@ class Judge:
             wanted = list(self.values) if wrt is None else wrt
             seed = f"{self.prediction}_grad"
             fed = self.feeds | ({seed: self.dy} if seed in [v.name for v in model.graph.input] else {})
-            found, at = self._run(model, fed, [f"{name}_grad" for name in wanted])
-            got = dict(zip(wanted, found, strict=True))
+            answers, at = self._run(model, fed, [f"{name}_grad" for name in wanted])
+            got = dict(zip(wanted, answers, strict=True))
             if not all(np.isfinite(v).all() for v in got.values()):
                 raise JudgementError(NAN, "gradients of backward are not finite")
             if self.oracle.problem and wrt is None:

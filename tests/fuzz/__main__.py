@@ -37,8 +37,8 @@ def main() -> int:
     if not asked:
         parser.error("expected a number of cases, as --models 5000")
     bad = sum(_files(group, arguments) for group in targets.GROUPS) + _calls(arguments)
-    told = ", ".join(f"{n:,} {group}" for group, n in asked.items())
-    print(f"fuzz: seed {arguments.seed}, {told}: {bad} bad")
+    summary = ", ".join(f"{n:,} {group}" for group, n in asked.items())
+    print(f"fuzz: seed {arguments.seed}, {summary}: {bad} bad")
     return int(bad > 0)
 
 
@@ -95,8 +95,8 @@ def _group(
             bad += 1
             print(f"{group} {answer.case}: {answer.what} ({keep(answer.case)})", flush=True)
     if counts:
-        told = ", ".join(f"{count} {what}" for what, count in counts.most_common())
-        print(f"{group}: {counts.total()} cases, seed {arguments.seed}, {bad} bad: {told}", flush=True)
+        summary = ", ".join(f"{count} {what}" for what, count in counts.most_common())
+        print(f"{group}: {counts.total()} cases, seed {arguments.seed}, {bad} bad: {summary}", flush=True)
     return bad
 
 

@@ -42,9 +42,10 @@ def main() -> int:
         command = [sys.executable, "-m", "tests.fuzz.guided", door, *options]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
         lines = done.stderr.decode("utf-8", "replace").splitlines()
-        told = [line for line in lines if "cov: " in line or "FindingError" in line or "ERROR: libFuzzer" in line]
+        progress = [line for line in lines if "cov: " in line or "FindingError" in line or "ERROR: libFuzzer" in line]
         print(
-            f"{door}: {'clean' if done.returncode == 0 else 'found something'}; {told[-1:] or lines[-1:]}", flush=True
+            f"{door}: {'clean' if done.returncode == 0 else 'found something'}; {progress[-1:] or lines[-1:]}",
+            flush=True,
         )
         bad += done.returncode != 0
     return 1 if bad else 0

@@ -90,8 +90,8 @@ def _messages(message: Any) -> Iterator[Any]:
 
 
 def _any(changed: ModelProto, rng: Rng, kind: type) -> Any:
-    found = [one for one in _messages(changed) if isinstance(one, kind)]
-    return rng.choice(found) if found else None
+    candidates = [one for one in _messages(changed) if isinstance(one, kind)]
+    return rng.choice(candidates) if candidates else None
 
 
 def _scalar(field, rng: Rng):
@@ -219,11 +219,11 @@ def opset(changed: ModelProto, rng: Rng) -> None:
 
 def dims(changed: ModelProto, rng: Rng) -> None:
     """A length of a tensor or of a declared type."""
-    found = [(one, "dims") for one in _messages(changed) if one.DESCRIPTOR.name == "TensorProto"]
-    found += [(one, "dim") for one in _messages(changed) if one.DESCRIPTOR.name == "TensorShapeProto"]
-    if not found:
+    candidates = [(one, "dims") for one in _messages(changed) if one.DESCRIPTOR.name == "TensorProto"]
+    candidates += [(one, "dim") for one in _messages(changed) if one.DESCRIPTOR.name == "TensorShapeProto"]
+    if not candidates:
         return
-    message, name = rng.choice(found)
+    message, name = rng.choice(candidates)
     lengths = getattr(message, name)
     value = rng.choice((0, 1, 2, 3, -1, -5, 1000, 2**31, 2**33, 2**62, 2**63 - 1))
     if name == "dims":
@@ -239,11 +239,11 @@ def dims(changed: ModelProto, rng: Rng) -> None:
 
 def numbers(changed: ModelProto, rng: Rng) -> None:
     """Numbers of a tensor, which may be a shape, an axis, a scale or a count."""
-    found = [one for one in _messages(changed) if one.DESCRIPTOR.name == "TensorProto"]
-    found = [one for one in found if one.raw_data or one.float_data or one.int64_data]
-    if not found:
+    candidates = [one for one in _messages(changed) if one.DESCRIPTOR.name == "TensorProto"]
+    candidates = [one for one in candidates if one.raw_data or one.float_data or one.int64_data]
+    if not candidates:
         return
-    tensor = rng.choice(found)
+    tensor = rng.choice(candidates)
     if tensor.raw_data:
         raw = bytearray(tensor.raw_data)
         if tensor.data_type == 7 and len(raw) >= 8:
@@ -275,19 +275,19 @@ CHANGES: tuple[Callable[[ModelProto, Rng], None], ...] = (
 def text(value: str, rng: Rng) -> str:
     """JSON in which something else stands, or that is none any more."""
     try:
-        said = json.loads(value)
+        content = json.loads(value)
     except (ValueError, RecursionError):
-        said = value
+        content = value
     if rng.random() < 0.15:
         return data(value.encode(), rng).decode("utf-8", "replace")
     if rng.random() < 0.02:
         return "[" * 5000 + "]" * 5000
     for _ in range(rng.choice((1, 1, 2))):
-        said = _said(said, rng)
-    return json.dumps(said)
+        content = _mutated(content, rng)
+    return json.dumps(content)
 
 
-def _said(value, rng: Rng):
+def _mutated(value, rng: Rng):
     """A JSON value in which one entry, however deep, is something else, missing, doubled or new."""
     others = (None, True, 0, -1, 3.5, 2**70, "", "x", "float32", [], {}, [1], {"x": 1}, [[]], 1e300, float("nan"))
     if rng.random() < 0.2 or not isinstance(value, (dict, list)) or not value:
@@ -298,11 +298,11 @@ def _said(value, rng: Rng):
             return {name: one for name, one in value.items() if name != key}
         if rng.random() < 0.1:
             return value | {rng.choice(("x", "__metadata__", "")): rng.choice(others)}
-        return value | {key: _said(value[key], rng)}
+        return value | {key: _mutated(value[key], rng)}
     at = rng.randrange(len(value))
     if rng.random() < 0.15:
         return value[:at] + value[at + 1 :]
-    return [*value[:at], _said(value[at], rng), *value[at + rng.randrange(2) :]]
+    return [*value[:at], _mutated(value[at], rng), *value[at + rng.randrange(2) :]]
 
 
 def checkpoint(content: bytes, rng: Rng) -> bytes:
@@ -311,10 +311,10 @@ def checkpoint(content: bytes, rng: Rng) -> bytes:
         return data(content, rng)
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    said = header.get("__metadata__", {})
-    if said and rng.random() < 0.7:
-        key = rng.choice(list(said))
-        said[key] = text(said[key], rng)
+    entries = header.get("__metadata__", {})
+    if entries and rng.random() < 0.7:
+        key = rng.choice(list(entries))
+        entries[key] = text(entries[key], rng)
         changed = json.dumps(header)
     else:
         changed = text(json.dumps(header), rng)
@@ -327,7 +327,7 @@ def archive(content: bytes, rng: Rng) -> bytes:
     """A zip file of arrays whose bytes are others, those of the arrays' headers and of the directory above all."""
     result = bytearray(content)
     for _ in range(rng.choice((1, 1, 2, 3))):
-        marks = [n for mark in (b"NUMPY", b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06") for n in _found(result, mark)]
+        marks = [n for mark in (b"NUMPY", b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06") for n in _places(result, mark)]
         if marks and rng.random() < 0.7:
             at = min(len(result) - 1, rng.choice(marks) + rng.randrange(64))
             result[at : at + 2] = data(bytes(result[at : at + 2]), rng)[:2].ljust(2, b"0")
@@ -336,7 +336,7 @@ def archive(content: bytes, rng: Rng) -> bytes:
     return bytes(result)
 
 
-def _found(content: bytes | bytearray, mark: bytes) -> list[int]:
+def _places(content: bytes | bytearray, mark: bytes) -> list[int]:
     places, at = [], content.find(mark)
     while at >= 0:
         places.append(at)

@@ -160,17 +160,17 @@ def _parsed(opset: int, more: str, text: str) -> ModelProto:
 @cache
 def models() -> dict[str, bytes]:
     """Forward models, and what conversion makes of some: gradients, training graphs, Gradient nodes."""
-    found = {name: _parsed(*text) for name, text in TEXTS.items()}
-    made = {
-        "backward-conv": ob.backward(found["conv"]),
-        "backward-resize": ob.use_kernels(ob.backward(found["transposed"]), "native"),
+    parsed = {name: _parsed(*text) for name, text in TEXTS.items()}
+    derived = {
+        "backward-conv": ob.backward(parsed["conv"]),
+        "backward-resize": ob.use_kernels(ob.backward(parsed["transposed"]), "native"),
         "training": training().model,
-        "training-plain": ob.training_graph(found["mlp"], loss="mse").model,
-        "training-info": ob.to_training_info(ob.training_graph(found["mlp"], loss="mse", optimizer="adam")),
+        "training-plain": ob.training_graph(parsed["mlp"], loss="mse").model,
+        "training-info": ob.to_training_info(ob.training_graph(parsed["mlp"], loss="mse", optimizer="adam")),
         "gradient-node": _gradient_node(),
         "external": _external(),
     }
-    return {name: model.SerializeToString() for name, model in (found | made).items()}
+    return {name: model.SerializeToString() for name, model in (parsed | derived).items()}
 
 
 def _gradient_node() -> ModelProto:
@@ -236,7 +236,7 @@ def checkpoints() -> dict[str, bytes]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint"
         write_checkpoint(path, graph.initial_state(), {**about, "settings": graph.settings})
-        own = path.read_bytes()
+        written = path.read_bytes()
     empty = {"onnx_backprop": json.dumps({"format": 1})}
     other = safetensors.numpy.save({"w": np.zeros((2, 2), np.float32)}, metadata=empty)
-    return {"own": own, "again": own, "other": other, "bare": safetensors.numpy.save({"w": np.zeros(3)})}
+    return {"own": written, "again": written, "other": other, "bare": safetensors.numpy.save({"w": np.zeros(3)})}

@@ -111,16 +111,16 @@ def attempt(door: str, content: bytes) -> str:
             target.call(path)
         except target.allowed as e:
             if _is_memory(e):
-                return f"big: {_told(e)}"
+                return f"big: {_description(e)}"
             return f"refused: {type(e).__name__}"
         except MemoryError as e:
-            return f"big: {_told(e)}"
+            return f"big: {_description(e)}"
         except Exception as e:  # noqa: BLE001 - that is what is looked for
-            return f"untyped: {_told(e)}"
+            return f"untyped: {_description(e)}"
     return "answered"
 
 
-def _told(error: BaseException) -> str:
+def _description(error: BaseException) -> str:
     """The innermost cause, its class, place and sentence."""
     cause = error
     while cause.__cause__ is not None:

@@ -54,13 +54,13 @@ def test_what_ends_a_process_is_told_of_its_case(monkeypatch: pytest.MonkeyPatch
             np.ones(7 * 2**22)[:] = 2  # less than the limit, which is of addresses
         return "answered"
 
-    found = {a.case: a.what for a in pool.run(range(8), step, seconds=1, size=2**28)}
-    assert list(found) == list(range(8))
-    assert re.match(r"crash: the process ended with -6; step at test_fuzz\.py:\d+; _work at pool\.py:\d+; ", found[1])
-    assert (found[3], found[4]) == ("slow: more than 15 s", "slow: more than 1 s")
-    assert found[5].startswith("crash")  # the exception of a step
-    assert found[6].startswith("big")
-    assert all(found[n] == "answered" for n in (0, 2, 7))
+    answers = {a.case: a.what for a in pool.run(range(8), step, seconds=1, size=2**28)}
+    assert list(answers) == list(range(8))
+    assert re.match(r"crash: the process ended with -6; step at test_fuzz\.py:\d+; _work at pool\.py:\d+; ", answers[1])
+    assert (answers[3], answers[4]) == ("slow: more than 15 s", "slow: more than 1 s")
+    assert answers[5].startswith("crash")  # the exception of a step
+    assert answers[6].startswith("big")
+    assert all(answers[n] == "answered" for n in (0, 2, 7))
 
 
 def test_what_is_garbage_before_is_left_alone() -> None:

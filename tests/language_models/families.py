@@ -42,7 +42,7 @@ def module(family: str) -> Any:
 def place(name: str, model: Any) -> list[str]:
     """The linear layers of the module that a weight or a node of the builder is of: several where it is packed."""
     layer = re.sub(r"[/.](MatMul|Gather).*", "", name.strip("/").replace("/", ".")).replace(".attn.", ".self_attn.")
-    known = {found for found, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
+    known = {path for path, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
     if layer.endswith("self_attn.o_proj") and layer not in known:
         return [layer.replace("o_proj", "dense")]  # of Phi
     parent, _, last = layer.rpartition(".")

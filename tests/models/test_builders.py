@@ -128,12 +128,12 @@ def run_some(session: onnxruntime.InferenceSession, names: list[str], feeds: dic
 
 def attributes(model: ModelProto, op_type: str) -> list[dict[str, object]]:
     """The attributes of every node of one operator, strings decoded."""
-    found = []
+    collected = []
     for node in model.graph.node:
         if node.op_type == op_type:
             given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-            found.append({k: v.decode() if isinstance(v, bytes) else v for k, v in given.items()})
-    return found
+            collected.append({k: v.decode() if isinstance(v, bytes) else v for k, v in given.items()})
+    return collected
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3, 4])

@@ -15,7 +15,7 @@ from models.photographs import load
 
 def test_segmentation_beats_the_threshold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert segmentation.main(["--steps", "120", "--seconds", "60", "--output", str(tmp_path)]) == 0
-    assert "network 0.8" in (said := capsys.readouterr().out) or "network 0.9" in said
+    assert "network 0.8" in (printed := capsys.readouterr().out) or "network 0.9" in printed
     onnx.checker.check_model(str(tmp_path / "segmentation.onnx"), full_check=True)
 
 
@@ -36,29 +36,29 @@ def test_fine_tuning_a_given_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     onnx.save(digits.build(seed=1), given)
     arguments = ["--model", str(given), "--epochs", "8", "--frozen", "Conv_1.*", "--output", str(tmp_path)]
     code = digits.main(arguments)
-    said = capsys.readouterr().out
-    assert "6 parameters trained, 2 frozen" in said
+    printed = capsys.readouterr().out
+    assert "6 parameters trained, 2 frozen" in printed
     tuned = {
         t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(tmp_path / "digits_turned.onnx").graph.initializer
     }
     for tensor in digits.build(seed=1).graph.initializer:
         same = np.array_equal(tuned[tensor.name], onnx.numpy_helper.to_array(tensor))
         assert same == tensor.name.startswith("Conv_1."), tensor.name
-    assert code == 0, said
+    assert code == 0, printed
 
 
 def test_adapters_learn_what_the_base_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On a quarter of the width: too small for the promise of 2 %, so the exit code is 1."""
     assert adapters.main(["--epochs", "4", "--width", "16", "--rank", "2", "--output", str(tmp_path)]) == 1
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     data = digits.turned(digits.digits()[1])
     before, after = (
         adapters.accuracy(adapters.logits(adapters.opened(tmp_path / f"{name}.onnx"), data), data)
         for name in ("upright", "turned")
     )
-    assert before < 0.25, said
-    assert after > before + 0.25, said
-    assert float(said.rsplit(maxsplit=1)[1]) < 1e-4, said
+    assert before < 0.25, printed
+    assert after > before + 0.25, printed
+    assert float(printed.rsplit(maxsplit=1)[1]) < 1e-4, printed
 
 
 def test_turned_digits_are_the_same_digits() -> None:

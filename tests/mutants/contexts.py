@@ -133,10 +133,10 @@ class Recorder:
         original, of_function, compiled = vars(objects.Exported)["address"], objects._of_function, {}
 
         def codes(function: Any) -> list[CodeType]:
-            found: list[CodeType] = []
+            result: list[CodeType] = []
 
             def looked_at(inner: Any) -> Any:
-                found.append(inner.__code__)
+                result.append(inner.__code__)
                 return of_function(inner)
 
             objects._of_function = looked_at
@@ -144,7 +144,7 @@ class Recorder:
                 objects._describe(function._inner, lambda _: None, set())
             finally:
                 objects._of_function = of_function
-            return found
+            return result
 
         def address(function: Any) -> int:
             if id(function) not in compiled:

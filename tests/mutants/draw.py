@@ -40,20 +40,20 @@ def sources(root: Path) -> dict[str, bytes]:
     return {path: code for path, code in texts.items() if not path.startswith(LEFT_OUT)}
 
 
-def review(found: Iterable[Mutation]) -> tuple[list[Mutation], list[str]]:
+def review(mutations: Iterable[Mutation]) -> tuple[list[Mutation], list[str]]:
     """The mutants of the review, found by what their tables hold; and in words those that the code no longer has."""
-    found = list(found)
+    mutations = list(mutations)
     chosen, missing = [], []
     for names, left_out in REVIEW:
         for name in left_out.split():
             tables = [
                 m
-                for m in found
+                for m in mutations
                 if m.what == f"without {name!r}" and m.table.issuperset(names.split()) and len(m.table) < MOST
             ]
             chosen += [m for m in tables if len(m.table) == min(len(other.table) for other in tables)]
             missing += [] if tables else [f"{name} in a table of {names}"]
-    passes = [m for m in found if m.kind == "number" and m.source.startswith('"Softmax": 3')]
+    passes = [m for m in mutations if m.kind == "number" and m.source.startswith('"Softmax": 3')]
     chosen += [replace(m, text="1", what="3 -> 1") for m in passes]
     missing += [] if passes else ["the three passes over memory of Softmax"]
     return chosen, missing
@@ -65,12 +65,12 @@ def drawn(root: Path, count: int, seed: int, only: str = "") -> tuple[list[Mutat
     A mutant's turn depends on the seed and on the line that it changes, so that edits elsewhere keep the sample.
     """
     files = {path: code for path, code in sources(root).items() if path.startswith(only)}
-    found = [m for path, code in files.items() for m in candidates(path, code)]
-    first, missing = review(found)
+    mutations = [m for path, code in files.items() for m in candidates(path, code)]
+    first, missing = review(mutations)
     taken = {m.key: m for m in first}
     turn: Callable[[Mutation], bytes] = lambda m: hashlib.sha256(f"{seed} {m.key}".encode()).digest()  # noqa: E731
     waiting: dict[tuple[str, str], list[Mutation]] = defaultdict(list)
-    for mutation in sorted(found, key=turn, reverse=True):
+    for mutation in sorted(mutations, key=turn, reverse=True):
         waiting[mutation.room, mutation.kind].append(mutation)
     while len(taken) < count and any(waiting.values()):
         for kind in KINDS:

@@ -90,8 +90,8 @@ def test_the_sample() -> None:
 def test_reasons_are_those_of_mutants() -> None:
     """None of a function or a number that is gone."""
     paths = {where.partition(":")[0] for where, _ in REASONS}
-    found = [m for path in paths for m in candidates(path, (ROOT / path).read_bytes())]
-    assert {*REASONS} <= {(f"{m.path}:{m.scope}", m.what) for m in found}
+    mutations = [m for path in paths for m in candidates(path, (ROOT / path).read_bytes())]
+    assert {*REASONS} <= {(f"{m.path}:{m.scope}", m.what) for m in mutations}
 
 
 def test_keys_are_of_one_mutation_each() -> None:
@@ -116,11 +116,11 @@ def test_which_tests_run(tmp_path: Path) -> None:
         ' "tests/t.py::slow": [99.0, ["opset/text.py:rule"]]}'
     )
     contexts = Contexts(tmp_path, {"opset/text.py": TEXT.encode()})
-    found = {m.scope: m for m in candidates("opset/text.py", TEXT.encode())}
-    assert contexts.order(found["rule"]) == ["tests/t.py::a[2]", "tests/t.py::b", "tests/t.py::a[1]"]
-    assert set(contexts.order(found["NAMES"])) == {"tests/t.py::a[1]", "tests/t.py::a[2]", "tests/t.py::b"}
+    mutations = {m.scope: m for m in candidates("opset/text.py", TEXT.encode())}
+    assert contexts.order(mutations["rule"]) == ["tests/t.py::a[2]", "tests/t.py::b", "tests/t.py::a[1]"]
+    assert set(contexts.order(mutations["NAMES"])) == {"tests/t.py::a[1]", "tests/t.py::a[2]", "tests/t.py::b"}
 
 
 def test_every_kind_is_in_every_room() -> None:
-    found = {(m.room, m.kind) for path, code in sources(ROOT).items() for m in candidates(path, code)}
-    assert found == {(room, kind) for room in ROOMS for kind in KINDS}
+    pairs = {(m.room, m.kind) for path, code in sources(ROOT).items() for m in candidates(path, code)}
+    assert pairs == {(room, kind) for room in ROOMS for kind in KINDS}

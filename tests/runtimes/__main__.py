@@ -47,9 +47,9 @@ def main() -> int:
             python = environment(arguments.folder / version, version)
             for number, case in enumerate(CASES):
                 for form in FORMS:
-                    cells[number, form, version] = found = trained(python, files / str(number), form)
-                    print(f"{version}  {case.name}, {form}: {found['outcome']}", flush=True)
-        wrong = [cell for cell, found in cells.items() if found["outcome"] not in expected(files, *cell)]
+                    cells[number, form, version] = result = trained(python, files / str(number), form)
+                    print(f"{version}  {case.name}, {form}: {result['outcome']}", flush=True)
+        wrong = [cell for cell, result in cells.items() if result["outcome"] not in expected(files, *cell)]
         text = page(files, cells, arguments.versions)
     if set(arguments.versions) >= set(VERSIONS):
         (ROOT / "docs" / "runtimes.md").write_text(text)
@@ -81,9 +81,9 @@ def trained(python: Path, folder: Path, form: str) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return {"outcome": f"the process ended with {done.returncode}: {done.stderr.strip()[-200:]}"}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    found["outcome"] = REFUSED if NEEDED in found["outcome"] else found["outcome"][:200]
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result["outcome"] = REFUSED if NEEDED in result["outcome"] else result["outcome"][:200]
+    return result
 
 
 def expected(files: Path, number: int, form: str, version: str) -> list[str]:

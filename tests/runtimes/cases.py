@@ -44,8 +44,8 @@ class Case:
         for form, inline in FORMS.items():
             graph = self.graph(inline=inline)
             graph.save(folder / f"{form}.onnx")
-            said = {entry.key: entry.value for entry in graph.model.metadata_props}
-            (folder / f"{form}.disabled").write_text(said.get(NOTE, ""))
+            metadata = {entry.key: entry.value for entry in graph.model.metadata_props}
+            (folder / f"{form}.disabled").write_text(metadata.get(NOTE, ""))
         graph = self.graph(inline=False)
         about = {
             "steps": STEPS,

@@ -39,9 +39,9 @@ def cases() -> dict[str, Case]:
 @pytest.fixture(scope="module")
 def known(cases: dict[str, Case]) -> Callable[[str], Reference]:
     def of(name: str) -> Reference:
-        found = reference(cases[name])
-        assert not isinstance(found, str), found
-        return found
+        answer = reference(cases[name])
+        assert not isinstance(answer, str), answer
+        return answer
 
     return of
 
@@ -61,9 +61,9 @@ def test_cases_are_those_of_onnx(cases: dict[str, Case]) -> None:
 
 
 def test_every_network_runs_and_has_weights() -> None:
-    found = networks()
-    assert len(found) == len(TEXTS)
-    for name, case in found.items():
+    nets = networks()
+    assert len(nets) == len(TEXTS)
+    for name, case in nets.items():
         assert len(case.opsets) >= 5, name
         assert case.weights, name
 
@@ -110,9 +110,9 @@ def test_a_right_gradient_is_right_and_one_entry_wrong_is_wrong(
 def test_a_kink_is_not_asked(cases: dict[str, Case]) -> None:
     case = cases["relu"]
     at_zero = replace(case, feeds={"x": np.zeros((3, 4, 5), np.float32)})
-    found = reference(at_zero)
-    assert isinstance(found, str)
-    assert "kink" in found
+    answer = reference(at_zero)
+    assert isinstance(answer, str)
+    assert "kink" in answer
 
 
 @pytest.mark.parametrize(
@@ -156,14 +156,14 @@ def asked(
 
 
 def test_ours_answers_every_question(monkeypatch: pytest.MonkeyPatch, cases: dict[str, Case]) -> None:
-    found = asked("onnx_backprop:onnx", monkeypatch, cases, "matmul_3d")
-    assert {r.question: r.verdict for r in found} == dict.fromkeys(KINDS, "right"), found
+    answers = asked("onnx_backprop:onnx", monkeypatch, cases, "matmul_3d")
+    assert {r.question: r.verdict for r in answers} == dict.fromkeys(KINDS, "right"), answers
 
 
 @pytest.mark.parametrize(("how", "expected"), [("zeros", "wrong"), ("ends", "crashed"), ("computes", "slow")])
 def test_processes(how: str, expected: str, monkeypatch: pytest.MonkeyPatch, cases: dict[str, Case]) -> None:
-    (found,) = asked(f"tests.scoreboard.answers:{how}", monkeypatch, cases, "relu", 10 if how == "computes" else 900)
-    assert found.verdict == expected
+    (answer,) = asked(f"tests.scoreboard.answers:{how}", monkeypatch, cases, "relu", 10 if how == "computes" else 900)
+    assert answer.verdict == expected
 
 
 def test_pages_count_what_was_answered(tmp_path: Path) -> None:

@@ -37,16 +37,16 @@ def dressed(seed: int, number: int) -> tuple[ModelProto, Feeds]:
 def attempt(seed: int, number: int, keep: Path, oracles: Iterable[str] = ORACLES) -> str:
     """What all oracles say of a model, a line of the log for each; the findings in short."""
     model, feeds = dressed(seed, number)
-    found: list[str] = []
+    failures: list[str] = []
     with (keep / f"{seed}.jsonl").open("a") as log:
         for name in oracles:
             print(json.dumps([number, name, "begun"]), file=log, flush=True)
             verdict, text = examine(model, feeds, name)
             print(json.dumps([number, name, verdict, text[:400]]), file=log, flush=True)
             if verdict == "wrong":
-                found.append(f"{name}: {kind(text)}")
+                failures.append(f"{name}: {kind(text)}")
                 _keep(model, feeds, name, text, keep / f"{seed}-{number}-{name}")
-    return f"untyped: {found[0]}" if found else "answered"
+    return f"untyped: {failures[0]}" if failures else "answered"
 
 
 def _keep(model: ModelProto, feeds: Feeds, name: str, text: str, path: Path) -> None:
@@ -85,8 +85,8 @@ def summary(log: Path) -> str:
     refusals = Counter(kind(text) for _, _, verdict, text in done if verdict == "refused")
     rows = [f"{len({line[0] for line in lines})} models"]
     for name in ORACLES:
-        said = ", ".join(f"{n} {v}" for (o, v), n in sorted(verdicts.items()) if o == name)
-        rows.append(f"{name}: {said}")
+        tally = ", ".join(f"{n} {v}" for (o, v), n in sorted(verdicts.items()) if o == name)
+        rows.append(f"{name}: {tally}")
     return "\n".join([*rows, "refused:", *(f"{n} {text}" for text, n in refusals.most_common())])
 
 

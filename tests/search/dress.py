@@ -88,9 +88,9 @@ def _value_info(model: ModelProto, _: Feeds, rng: np.random.Generator) -> Feeds 
 
 def _names(model: ModelProto, feeds: Feeds, rng: np.random.Generator) -> Feeds:
     """Names of a hostile style."""
-    own = [v.name for v in model.graph.input] + [t.name for t in model.graph.initializer]
+    values = [v.name for v in model.graph.input] + [t.name for t in model.graph.initializer]
     ours = (
-        [f"{n}{end}" for n in own for end in ("_grad", "_tangent", "_new", "_hvp", "_rows")]
+        [f"{n}{end}" for n in values for end in ("_grad", "_tangent", "_new", "_hvp", "_rows")]
         if rng.random() < 0.5
         else []
     )
@@ -142,10 +142,10 @@ def _function(model: ModelProto, _: Feeds, rng: np.random.Generator) -> Feeds | 
         raise ValueError("onnxruntime, which has it in every opset, ends the process where a function has it")
     start = int(rng.integers(len(nodes)))
     inside = nodes[start : start + int(rng.integers(2, 6))]
-    made = {n for node in inside for n in node.output if n}
-    before = [n for node in inside for n in sorted(reads(node)) if n not in made]
+    produced = {n for node in inside for n in node.output if n}
+    before = [n for node in inside for n in sorted(reads(node)) if n not in produced]
     outside = {n for node in nodes if node not in inside for n in reads(node)} | {v.name for v in model.graph.output}
-    after = [n for n in made if n in outside]
+    after = [n for n in produced if n in outside]
     defaults: dict[str, object] = {}
     body = [copy_node(node) for node in inside]
     for node in body:

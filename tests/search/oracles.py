@@ -177,23 +177,23 @@ def samples(s: Subject) -> str | None:
         warnings.simplefilter("ignore")
         derived = ob.backward(w.model, wrt=wrt, of=w.of, per_sample=True)
         plain = ob.backward(w.model, wrt=wrt, of=w.of)
-    told = ob.derivatives(derived)[-1]
-    shapes = {y: (w.values[y].shape, (count, *each[0][y].shape[1:]), each[0][y].shape) for y in told.seeds}
-    if any(one[y].shape[:1] != (1,) and one[y].size > 1 for one in each for y in told.seeds) or any(
+    derivative = ob.derivatives(derived)[-1]
+    shapes = {y: (w.values[y].shape, (count, *each[0][y].shape[1:]), each[0][y].shape) for y in derivative.seeds}
+    if any(one[y].shape[:1] != (1,) and one[y].size > 1 for one in each for y in derivative.seeds) or any(
         whole not in others for whole, *others in shapes.values()
     ):
         raise SkippedError("rows elsewhere")
     stated = {v.name: v.type.tensor_type.shape for v in w.model.graph.output if v.type.tensor_type.HasField("shape")}
-    if any(y in stated and len(stated[y].dim) != one[y].ndim for one in each for y in told.seeds):
+    if any(y in stated and len(stated[y].dim) != one[y].ndim for one in each for y in derivative.seeds):
         raise SkippedError("one row of another rank than the file states")
     ranked = {v.name: v.type.tensor_type.shape for v in derived.graph.input if v.type.tensor_type.HasField("shape")}
-    ranks = {y: len(ranked[seed].dim) if seed in ranked else None for y, seed in told.seeds.items()}
+    ranks = {y: len(ranked[seed].dim) if seed in ranked else None for y, seed in derivative.seeds.items()}
     if count == 1 and None in ranks.values():
         raise SkippedError("one row of an unknown rank, whose seed has an axis more or has not")
     stacked = {
         y: shapes[y][0] == each[0][y].shape if rank is None else rank > each[0][y].ndim for y, rank in ranks.items()
     }
-    join = {y: np.stack if stacked[y] else np.concatenate for y in told.seeds}
+    join = {y: np.stack if stacked[y] else np.concatenate for y in derivative.seeds}
     seeds = [
         {
             y: w.rng.uniform(0.5, 1.5, one[y].shape).astype(one[y].dtype) if one[y].size > 1 else np.ones_like(one[y])
@@ -201,7 +201,7 @@ def samples(s: Subject) -> str | None:
         }
         for one in each
     ]
-    fed = {told.seeds[y]: join[y]([one[y] for one in seeds]) for y in told.seeds}
+    fed = {derivative.seeds[y]: join[y]([one[y] for one in seeds]) for y in derivative.seeds}
     got = w.gradients(derived, None, w.feeds | fed)
     run, names = opened(plain), ob.derivatives(plain)[-1]
     want = [run(one | {names.seeds[y]: seed[y] for y in names.seeds}) for one, seed in zip(alone, seeds, strict=True)]
@@ -228,9 +228,9 @@ def jacobians(s: Subject) -> str | None:
     if any(w.values[n].size == 0 for n in w.of):
         raise SkippedError("no rows of a Jacobian, over which onnxruntime does not scan")
     derived = ob.jacobian(w.model, w.wrt, w.of)
-    answers, told = opened(derived)(w.feeds), ob.derivatives(derived)[-1].results
+    answers, results = opened(derived)(w.feeds), ob.derivatives(derived)[-1].results
     got = {n: np.zeros_like(v) for n, v in w.point.items()}
-    for y, by in told.items():
+    for y, by in results.items():
         for x, name in by.items():
             if answers[name].shape != (*w.values[y].shape, *w.point[x].shape):
                 return f"Jacobian of the shape {answers[name].shape}"

@@ -10,8 +10,8 @@ from tests.search.generate import DEPTH, Graph, RejectedError, info_of, run_stoc
 
 def _result(g: Graph, like: np.ndarray, fallback: str) -> str:
     """A value of the graph's own of a type and shape, late ones first."""
-    own = {n for node in g.nodes for n in node.output}
-    names = [n for n, v in g.seen.items() if n in own and v.dtype == like.dtype and v.shape == like.shape]
+    produced = {n for node in g.nodes for n in node.output}
+    names = [n for n, v in g.seen.items() if n in produced and v.dtype == like.dtype and v.shape == like.shape]
     return names[-1] if names else g.emit("Identity", [fallback])
 
 
@@ -46,8 +46,8 @@ def loops(g: Graph) -> None:
     inner.grow(int(g.rng.integers(1, 5)))
     state = next(iter(states))
     result = _result(inner, g.seen[x], state)
-    own = [n for node in inner.nodes for n in node.output if n in inner.seen]
-    floats = [n for n in own if inner.seen[n].dtype.kind == "f" and inner.seen[n].size]
+    produced = [n for node in inner.nodes for n in node.output if n in inner.seen]
+    floats = [n for n in produced if inner.seen[n].dtype.kind == "f" and inner.seen[n].size]
     each = [n for n in floats if n != result][-1:] if g.chance(0.6) else []  # one twice is garbage in onnxruntime
     if scan:
         body = inner.proto([result, *each])

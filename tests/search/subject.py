@@ -117,8 +117,8 @@ class Subject:
         return ob.backward(self.model, wrt=self.wrt, of=self.of)
 
     def seeded(self, derived: ModelProto, seeds: Named | None = None) -> Feeds:
-        told = ob.derivatives(derived)[-1].seeds
-        return self.feeds | {told[n]: v for n, v in (self.seeds if seeds is None else seeds).items() if n in told}
+        names = ob.derivatives(derived)[-1].seeds
+        return self.feeds | {names[n]: v for n, v in (self.seeds if seeds is None else seeds).items() if n in names}
 
     def gradients(self, derived: ModelProto, kernels: str | None = None, feeds: Feeds | None = None) -> Named:
         answers = opened(derived, kernels)(feeds or self.seeded(derived))
@@ -128,11 +128,11 @@ class Subject:
     @cached_property
     def gradient(self) -> Named:
         """By which every other answer is judged: of `backward`, in stock onnxruntime."""
-        found = self.gradients(self.converted)
-        for n, v in found.items():
+        result = self.gradients(self.converted)
+        for n, v in result.items():
             if (v.shape, v.dtype) != (self.point[n].shape, self.point[n].dtype):
                 raise AssertionError(f"gradient of the shape {v.shape} and type {v.dtype}")
-        return found
+        return result
 
     def keeps_shapes(self, along: Named, by: float) -> bool:
         """Whether outputs have the same shapes there: Unique has one more number where two equal ones part."""

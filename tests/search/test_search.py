@@ -19,9 +19,9 @@ MODELS = range(4)
 @pytest.mark.parametrize("number", MODELS)
 def test_models(number: int) -> None:
     model, feeds = dressed(0, number)
-    found = {name: examine(model, feeds, name) for name in ORACLES}
-    assert {name: text for name, (verdict, text) in found.items() if verdict == "wrong"} == {}
-    assert any(verdict == "right" for name, (verdict, _) in found.items() if name != "explained")
+    verdicts = {name: examine(model, feeds, name) for name in ORACLES}
+    assert {name: text for name, (verdict, text) in verdicts.items() if verdict == "wrong"} == {}
+    assert any(verdict == "right" for name, (verdict, _) in verdicts.items() if name != "explained")
 
 
 def test_models_are_the_same_every_time() -> None:
