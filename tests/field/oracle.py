@@ -59,7 +59,7 @@ class Oracle:
             name: torch.tensor(value).to(dtype).requires_grad_() if value.dtype.kind == "f" else torch.tensor(value)
             for name, value in self.feeds.items()
         }
-        self.twin = Twin(self.model, self.leaves, dtype)
+        self.twin = Twin(self.model, self.leaves, dtype, tied=True)
 
     def forward(self) -> Any:
         return self.twin(self.fed, self.prediction)

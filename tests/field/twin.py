@@ -80,18 +80,19 @@ class Twin:
     Constant nodes, also those of subgraphs. found: the leaves that a run has met. at: what onnxruntime has computed,
     tensor by tensor. It replaces what the twin computes, so that derivatives are taken at the same point and on the same
     side of every kink, where rounding would else put some cells of some Relu beyond it. gap: how far a node's result was
-    from it at most, relative to its largest number, and that result's name.
+    from it at most, relative to its largest number, and that result's name. tied: copies of leaves are leaves, too.
     """
 
-    def __init__(self, model: ModelProto, leaves: Mapping[str, Any], dtype: Any = None) -> None:
+    def __init__(self, model: ModelProto, leaves: Mapping[str, Any], dtype: Any = None, *, tied: bool = False) -> None:
         self.at: Mapping[str, np.ndarray] = {}
         self.gap = 0.0, ""
         self.model = inliner.inline_local_functions(model) if model.functions else model
         self.opset = {entry.domain: entry.version for entry in self.model.opset_import}
-        self.leaves = leaves
+        self.leaves, self.tied = leaves, tied
         self.dtype = dtype or torch.float64
         self.found: set[str] = set()
         self._sources = _sources(self.model.graph)
+        self._origins: dict[tuple[str, int], tuple[str, bool]] = {}
         self._graph = _Graph(self.model.graph)
 
     def __call__(self, feeds: Mapping[str, Any], output: str) -> Any:
@@ -102,11 +103,32 @@ class Twin:
         if name in self.leaves:
             self.found.add(name)
             return self.leaves[name]
-        leaf, array = self.leaves.get(self._sources.get(name, "")), self.tensor(stored)
-        for copy in () if leaf is None else (leaf.T if leaf.ndim == 2 else leaf, leaf):
-            if copy.numel() == array.numel() and bool((copy.detach().reshape(-1) == array.reshape(-1)).all()):
-                return copy.reshape(array.shape)
-        return array
+        array = self.tensor(stored)
+        key = name, array.numel()
+        if key not in self._origins:  # before a step changes the leaves
+            self._origins[key] = self._origin(name, array)
+        origin, is_transposed = self._origins[key]
+        if not origin:
+            return array
+        leaf = self.leaves[origin]
+        return (leaf.T if is_transposed else leaf).reshape(array.shape)
+
+    def _origin(self, name: str, array: Any) -> tuple[str, bool]:
+        """The leaf that a stored tensor is a copy of, or of whose transpose; no name if there is none.
+
+        A tied tensor is two in many files: exporters and simplifiers transpose the one that a product reads. If `tied`,
+        equal numbers show it, unless they are all one number, as zeros are.
+        """
+        sources = [self._sources[name]] if self._sources.get(name) in self.leaves else []
+        if self.tied and not sources and array.is_floating_point() and array.ndim == 2 and array.unique().numel() > 1:
+            sources = [n for n, leaf in self.leaves.items() if leaf.shape in (array.shape, array.T.shape)]
+        for n in sources:
+            leaf = self.leaves[n].detach()
+            for is_transposed in (leaf.ndim == 2, False):
+                copy = leaf.T if is_transposed else leaf
+                if copy.numel() == array.numel() and bool((copy.reshape(-1) == array.reshape(-1)).all()):
+                    return n, is_transposed
+        return "", False
 
     def tensor(self, stored: Any) -> Any:
         """A stored tensor or array, floats in the type of the twin."""
