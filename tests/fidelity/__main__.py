@@ -1,8 +1,8 @@
 """The same training here and in PyTorch: python -m tests.fidelity [--only NAME] [--again] [--report] [--jobs N]
 
 Each subject, a module, is exported, trained here and trained in PyTorch in a process of its own. Answers are kept in
-build/fidelity, so that a run that was stopped goes on where it was; --again judges anew. Writes docs/fidelity.md when
-nothing was left out.
+build/fidelity, so that a run that was stopped goes on where it was; --again judges anew, as does another package.
+Writes docs/fidelity.md when nothing was left out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.fidelity.case import MODES
 from tests.fidelity.case import main as main_of_case
 from tests.fidelity.exporters import exporters
 from tests.fidelity.report import LEFT, write
+from tests.support.kept_answers import drop_stale, package_digest
 
 BUILD, PAGE = Path("build/fidelity"), Path("docs/fidelity.md")
 TIMEOUT, CASES = 600, len(MODES) * len(exporters())
@@ -74,6 +75,8 @@ def main() -> int:
     SERVER.set_forkserver_preload(["tests.fidelity.preloaded"])
     from tests.fidelity.catalog import names as all_names  # which needs torch
 
+    if not options.report:
+        drop_stale(BUILD, "*/*.*", package_digest())
     names = [name for name in all_names() if any(part in name for part in options.only.split(","))]
     answers: list[dict[str, Any]] = []
     lacking: list[str] = []

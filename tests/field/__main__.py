@@ -1,7 +1,7 @@
 """Real files, judged one by one: python -m tests.field [--only NAME] [--variant VARIANT] [--again] [--report]
 
 Every file is made, changed and judged in processes of their own. Files and answers are kept in build/field, so that a
-run that was stopped goes on where it was; --again judges anew. Writes docs/field.md when nothing was left out.
+run that was stopped goes on where it was; --again judges anew, as does another package. Writes docs/field.md when nothing was left out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from tests.field.report import write
 from tests.field.sources import Source, sources
 from tests.field.variants import variants
+from tests.support.kept_answers import drop_stale, package_digest
 
 BUILD = Path("build/field")
 PROCESSOR_SECONDS, SECONDS = 1200, 3600  # at most, of one process; the first does not depend on what else is running
@@ -113,6 +114,7 @@ def main() -> int:
         whole = sum(1 + len(() if s.name in lacking else variants(s)) for s in sources().values())
         write(Path("docs/field.md"), verdicts, unmade, whole - len(verdicts) - len(unmade))
         return 0
+    drop_stale(BUILD, "*/**/verdict.json", package_digest())
     verdicts, unmade = [], []
     for source in sources().values():
         if options.only not in source.name:
