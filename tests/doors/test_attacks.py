@@ -55,7 +55,7 @@ def test_the_best_attack_on_a_linear_model() -> None:
             np.testing.assert_allclose(adversarial, x + 0.1 * best, err_msg=f"{method} {norm}")
 
 
-def test_what_is_refused() -> None:
+def test_invalid_use_is_refused() -> None:
     f, x = ob.function(classifier()), images()
     labels = np.zeros(5, int)
     for arguments, message in (

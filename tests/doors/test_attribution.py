@@ -69,7 +69,7 @@ def test_gradcam_and_more_inputs() -> None:
     np.testing.assert_allclose(attribution, np.abs(slope[:, None, None] * gains * np.cos(x)))
 
 
-def test_what_is_refused() -> None:
+def test_invalid_use_is_refused() -> None:
     f = ob.function(quadratic())
     for arguments, message in (
         ({"method": "lime"}, "method: expected one of saliency, integrated"),

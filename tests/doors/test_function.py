@@ -108,7 +108,7 @@ def test_a_forked_process_says_so() -> None:
     process.join()
 
 
-def test_what_is_refused() -> None:
+def test_invalid_use_is_refused() -> None:
     f = ob.function(waves())
     with pytest.raises(ob.InvalidArgumentError, match="expected x, b, k, got 2 arrays"):
         f(X, B)

@@ -127,7 +127,7 @@ def test_a_training_in_float32() -> None:
         assert got[-1] < 0.9 * got[0]
 
 
-def test_what_is_refused() -> None:
+def test_invalid_use_is_refused() -> None:
     f = ob.jax.function(waves(), wrt=["x"])
     with pytest.raises(ob.InvalidArgumentError, match="'b' is not among those to differentiate by"):
         jax.jacfwd(lambda b: f(X, b, K)[0])(B)

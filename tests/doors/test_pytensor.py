@@ -66,7 +66,7 @@ def test_a_likelihood_in_nuts() -> None:
         assert draws.std() == pytest.approx(spread, rel=0.2), name
 
 
-def test_what_is_refused() -> None:
+def test_invalid_use_is_refused() -> None:
     op = ob.pytensor.op(waves(), wrt=["x"])
     with pytest.raises(ob.InvalidArgumentError, match="expected x, b, k, got 2 arguments"):
         op(X, B)

@@ -72,7 +72,7 @@ def test_constraints() -> None:
         assert abs(g(solution.x)).max() == pytest.approx(0.9, abs=1e-3), method
 
 
-def test_what_is_refused() -> None:
+def test_invalid_use_is_refused() -> None:
     with pytest.raises(ob.InvalidArgumentError, match="feeds: expected a value of 'df'"):
         ob.vector_function(residuals(), wrt=["a"])
     with pytest.raises(ob.InvalidArgumentError, match="feeds: expected a value of 'x'"):

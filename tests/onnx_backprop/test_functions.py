@@ -79,7 +79,7 @@ def test_results_are_the_callers() -> None:
     np.testing.assert_array_equal(first, kept)
 
 
-def test_what_is_refused() -> None:
+def test_invalid_use_is_refused() -> None:
     model = parser.parse_model(VALLEY)
     f = ob.value_and_grad(model, ["a", "b"])
     with pytest.raises(ob.InvalidArgumentError, match="feeds: expected values of c"):

@@ -332,7 +332,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize(("build", "message"), REFUSED.values(), ids=list(REFUSED))
-def test_what_is_refused(build: Callable[[], Any], message: str) -> None:
+def test_invalid_use_is_refused(build: Callable[[], Any], message: str) -> None:
     with pytest.raises(ob.UnsupportedError, match=message) as caught:
         ob.torch.export(build().train(), (torch.randn(4, 3),))
     assert "\n" not in str(caught.value)

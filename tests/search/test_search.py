@@ -71,7 +71,7 @@ FALSE_ALARMS = {
 
 @pytest.mark.parametrize("oracle", ["differences", "second"])
 @pytest.mark.parametrize("case", FALSE_ALARMS)
-def test_what_has_no_derivative_is_no_finding(case: str, oracle: str) -> None:
+def test_points_without_a_derivative_are_not_reported(case: str, oracle: str) -> None:
     model = parser.parse_model(FALSE_ALARMS[case])
     boxes = case.startswith("boxes")
     x = np.arange(4.0).reshape(1, 1, 4, 1) ** 2 if boxes else np.array([1.0, 1, 3])
@@ -80,7 +80,7 @@ def test_what_has_no_derivative_is_no_finding(case: str, oracle: str) -> None:
     assert verdict in ("right", "skipped"), text
 
 
-def test_a_seed_of_unknown_rank_has_an_axis_more_if_no_row_reaches_its_output() -> None:
+def test_per_sample_seeds_of_unknown_rank() -> None:
     model = parser.parse_model(
         """<ir_version: 10, opset_import: ["": 22]>
         g (float[N] rows) => (float[] y, float[] rows) <float[1,1,2,2] w = {0.5, -0.3, 0.4, -0.5}>

@@ -39,7 +39,7 @@ def test_a_transposed_copy_of_a_parameter_is_tied_to_it() -> None:
     np.testing.assert_allclose(np.asarray(gradient), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_what_an_exporter_repeated_is_one_row() -> None:
+def test_repeated_rows_are_one_parameter() -> None:
     """A class token that a fixed batch repeats: one parameter, whose gradient is the sum over the batch."""
     token = np.float32([[0.3, -0.4, 0.9]])
     file = exported(

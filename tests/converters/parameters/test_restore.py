@@ -368,7 +368,7 @@ def test_what_was_folded_says_nothing_of_the_rest_of_a_file_without_signature() 
 
 
 @pytest.mark.parametrize(("operand", "trained"), [("ones", False), ("full_like_2", False), ("reciprocal", True)])
-def test_what_torch_makes_and_merges_with_a_parameter(operand: str, trained: bool) -> None:
+def test_constants_that_torch_merged_with_a_parameter(operand: str, trained: bool) -> None:
     """Ones that the forward pass fills are a constant; what it computes may come from the parameter, and is doubtful."""
     file = exported("a = Mul(x, s) y = Mul(a, s)", {"s": np.ones(3, np.float32)}, "s")
     file = with_operations(file, {"a": "%x, %p_s", "y": f"%a, %{operand}"})

@@ -194,7 +194,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("op_type", "attributes", "sentence"), REFUSED)
-def test_what_is_refused(op_type: str, attributes, sentence: str) -> None:
+def test_invalid_use_is_refused(op_type: str, attributes, sentence: str) -> None:
     model = one_node(op_type, {"x": draw(5, 4)}, 1 if op_type == "LinearRegressor" else 2, **ML, **attributes)
     with pytest.raises(UnsupportedError, match=sentence):
         ob.backward(model, wrt=["x"], of=[model.graph.output[-1].name])

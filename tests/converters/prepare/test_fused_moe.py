@@ -184,7 +184,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("op_type", "more", "sentence"), REFUSED)
-def test_what_is_refused(op_type: str, more, sentence: str) -> None:
+def test_invalid_use_is_refused(op_type: str, more, sentence: str) -> None:
     if op_type == "MoE":
         feeds, settings, constants = dense(more, bias=False), {"k": 2, **more}, []
     else:

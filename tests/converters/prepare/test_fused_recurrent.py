@@ -128,7 +128,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("op_type", "more", "sentence"), REFUSED)
-def test_what_is_refused(op_type: str, more, sentence: str) -> None:
+def test_invalid_use_is_refused(op_type: str, more, sentence: str) -> None:
     feeds = {name: draw(2, 2, 4) for name in ("abcd" if op_type == "GatedAdd" else "abc")}
     heads = {"q_num_heads": 2, "kv_num_heads": 2} if op_type == "LinearAttention" else {}
     model = one_node(op_type, feeds, **{**heads, **more})

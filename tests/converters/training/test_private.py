@@ -327,7 +327,7 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("options", "error", "message"), REFUSALS, ids=range(len(REFUSALS)))
-def test_what_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_use_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ob.training_graph(classifier(), **{"loss": "softmax_cross_entropy", **options})
 

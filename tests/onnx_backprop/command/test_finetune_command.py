@@ -202,7 +202,9 @@ def test_what_is_refused_of_preferences(
         (["--beta", "0.5"], "--beta: goes with --preferences"),
     ],
 )
-def test_what_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
+def test_invalid_use_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
     (folder / "bad.jsonl").write_text('{"text": "x"}\n{"txt": "x"}\n')
     assert finetune(*options) == 2
     error = " ".join(capsys.readouterr().err.split())

@@ -101,7 +101,7 @@ def test_training_prefers_the_chosen_answers() -> None:
         assert (p[::2] - p[1::2] > batch["reference"]).all()
 
 
-def test_what_is_refused() -> None:
+def test_invalid_use_is_refused() -> None:
     with pytest.raises(ob.InvalidArgumentError, match="beta: expected a number above 0, got 0"):
         preference_loss(0)
     with pytest.raises(ob.InvalidArgumentError, match="pairs: pair 5 is longer than 13 tokens"):

@@ -181,7 +181,7 @@ def test_machine_code_that_a_wheel_carries(tmp_path, monkeypatch: pytest.MonkeyP
         objects._carried.cache_clear()
 
 
-def test_what_needs_registers_of_matrices_has_a_folder_of_its_own(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_code_is_cached_in_its_own_folder(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """LLVM ends the process where it is to make such code for a processor without them."""
 
     def zero(builder) -> None:
@@ -345,7 +345,7 @@ def test_code_is_loaded_with_and_without_llvm(monkeypatch: pytest.MonkeyPatch, b
 
 
 @ELF
-def test_what_takes_llvm_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_needs_llvm_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another format or processor, unknown symbols, other relocations."""
     function = exported(INT, INT)(_of_table)
     code, others = function.machine_code(), {_times_three.shared.name: _times_three.shared.address}

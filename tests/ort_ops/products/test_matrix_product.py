@@ -155,7 +155,7 @@ def test_small_and_large_numbers_and_those_that_are_none(rng) -> None:
         ((3, 4), (2, 4, 6), "b of rank 2"),
     ],
 )
-def test_what_is_no_product_is_refused(a: tuple[int, ...], b: tuple[int, ...], message: str) -> None:
+def test_operators_other_than_products_are_refused(a: tuple[int, ...], b: tuple[int, ...], message: str) -> None:
     with pytest.raises(Exception, match=message):
         run(np.zeros(a, np.float32), np.zeros(b, np.float32))
 
